@@ -1,0 +1,1 @@
+//! Ids, closed error codes, clock and worker descriptions. No I/O.

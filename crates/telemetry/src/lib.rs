@@ -1,0 +1,1 @@
+//! Metrics and labels in one table, tracing set-up.

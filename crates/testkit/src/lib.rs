@@ -1,0 +1,1 @@
+//! Fakes for tests: a scripted HTTP worker and test clocks.

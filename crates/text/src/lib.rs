@@ -1,0 +1,1 @@
+//! Tokenising, chat templates, incremental detokenising and the stop automaton. Pure.

@@ -1,0 +1,1 @@
+//! Engine stubs, gRPC and HTTP worker clients, registry and health.

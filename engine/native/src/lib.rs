@@ -1,0 +1,1 @@
+//! The branchline._native module: prefix cache, page ledger and text automaton.

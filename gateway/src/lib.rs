@@ -1,0 +1,1 @@
+//! The Branchline gateway: HTTP side and composition root.
