@@ -1,1 +1,12 @@
-//! Metrics and labels in one table, tracing set-up.
+//! Metrics and their labels in one table, and the tracing set-up.
+//!
+//! [`Metrics`] is made once a process and passed down; it holds no global. Label values are route
+//! templates, closed names and worker ids: never a path, model or header as a client sent it.
+
+mod logging;
+mod metrics;
+mod reference;
+
+pub use logging::{LogFormat, LogLevel, init_logging};
+pub use metrics::{Counters, Gauges, Histograms, Kind, Label, Metrics, Row, TABLE};
+pub use reference::render_reference;

@@ -1,0 +1,217 @@
+//! The metrics table: name, labels, kind and help of each series stand here and nowhere else.
+//!
+//! A row makes a field of [`Metrics`], its registration, and its line in docs/reference/metrics.md.
+//! Names carry no `_total`: the exposition format adds it to counters.
+
+use std::borrow::Cow;
+
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// A label's value.
+pub type Label = Cow<'static, str>;
+
+type Pairs<const N: usize> = [(&'static str, Label); N];
+
+/// What a series is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows; exposed with the suffix `_total`.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Buckets in seconds.
+    Histogram,
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    /// Name without the `_total` of counters.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// Label names, in the order `with` takes their values.
+    pub labels: &'static [&'static str],
+    /// One sentence.
+    pub help: &'static str,
+}
+
+fn seconds() -> Histogram {
+    Histogram::new([0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0])
+}
+
+macro_rules! family {
+    ($(#[$doc:meta])* $name:ident, $metric:ty) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone)]
+        pub struct $name<const N: usize> {
+            names: [&'static str; N],
+            family: Family<Pairs<N>, $metric, fn() -> $metric>,
+        }
+
+        impl<const N: usize> $name<N> {
+            /// The series with these label values, in the table's order; made at first use.
+            /// The handle may be kept: it stays valid after `remove`, but is no longer exposed.
+            pub fn with(&self, values: [impl Into<Label>; N]) -> $metric {
+                self.family.get_or_create_owned(&self.pairs(values))
+            }
+
+            /// Forgets the series with these label values.
+            pub fn remove(&self, values: [impl Into<Label>; N]) {
+                self.family.remove(&self.pairs(values));
+            }
+
+            fn pairs(&self, values: [impl Into<Label>; N]) -> Pairs<N> {
+                let mut names = self.names.iter();
+                values.map(|value| (names.next().copied().unwrap_or_default(), value.into()))
+            }
+        }
+    };
+}
+
+family!(
+    /// Counters that differ in label values.
+    Counters,
+    Counter
+);
+family!(
+    /// Gauges that differ in label values.
+    Gauges,
+    Gauge
+);
+family!(
+    /// Histograms of seconds that differ in label values.
+    Histograms,
+    Histogram
+);
+
+macro_rules! table {
+    ($( #[doc = $help:literal] $field:ident: $family:ident($kind:ident, $make:expr) = $name:literal [$($label:literal),*]; )*) => {
+        /// Every series the gateway exposes.
+        #[derive(Debug)]
+        pub struct Metrics {
+            registry: Registry,
+            $( #[doc = $help] pub $field: $family<{ <[&str]>::len(&[$($label),*]) }>, )*
+        }
+
+        /// The table itself, in exposition order.
+        pub const TABLE: &[Row] = &[
+            $( Row { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help.trim_ascii() }, )*
+        ];
+
+        impl Default for Metrics {
+            fn default() -> Self {
+                let mut registry = Registry::default();
+                $(
+                    let $field = $family {
+                        names: [$($label),*],
+                        family: Family::new_with_constructor($make as fn() -> _),
+                    };
+                    // The client adds the full stop of the help text itself.
+                    registry.register($name, $help.trim_ascii().trim_end_matches('.'), $field.family.clone());
+                )*
+                Self { registry, $($field),* }
+            }
+        }
+    };
+}
+
+table! {
+    #[doc = " Requests answered, by route template and HTTP status."]
+    requests: Counters(Counter, Counter::default) = "branchline_router_requests" ["route", "status"];
+    #[doc = " Requests being served, from their head to the last byte of the answer."]
+    in_flight: Gauges(Gauge, Gauge::default) = "branchline_router_requests_in_flight" [];
+    #[doc = " Seconds from a request's head to the last byte of its answer."]
+    request_seconds: Histograms(Histogram, seconds) = "branchline_router_request_duration_seconds" ["route"];
+    #[doc = " Seconds from a request's head to the first token or body byte sent to the client."]
+    first_token_seconds: Histograms(Histogram, seconds) = "branchline_router_time_to_first_token_seconds" ["route"];
+    #[doc = " Seconds between successive pieces of one stream."]
+    inter_token_seconds: Histograms(Histogram, seconds) = "branchline_router_inter_token_seconds" ["route"];
+    #[doc = " Prompt tokens of requests served by workers that report them."]
+    prompt_tokens: Counters(Counter, Counter::default) = "branchline_router_prompt_tokens" [];
+    #[doc = " Completion tokens of requests served by workers that report them."]
+    completion_tokens: Counters(Counter, Counter::default) = "branchline_router_completion_tokens" [];
+    #[doc = " Prompt tokens that a worker reported as found in its prefix cache."]
+    cached_tokens: Counters(Counter, Counter::default) = "branchline_router_cached_tokens" [];
+    #[doc = " Prompt tokens that the router's index predicted to be cached; compare with cached_tokens."]
+    predicted_cached_tokens: Counters(Counter, Counter::default) = "branchline_router_predicted_cached_tokens" [];
+    #[doc = " 1 while the worker may be chosen, else 0."]
+    worker_ready: Gauges(Gauge, Gauge::default) = "branchline_router_worker_ready" ["worker"];
+    #[doc = " Requests on the worker, from choice to last byte."]
+    worker_in_flight: Gauges(Gauge, Gauge::default) = "branchline_router_worker_in_flight" ["worker"];
+    #[doc = " Failures charged to the worker."]
+    worker_failures: Counters(Counter, Counter::default) = "branchline_router_worker_failures" ["worker"];
+    #[doc = " Attempts moved to another worker before the first byte, by reason."]
+    retries: Counters(Counter, Counter::default) = "branchline_router_retries" ["reason"];
+    #[doc = " Requests ended early, by reason: client (it left), api (an abort call), shutdown."]
+    aborts: Counters(Counter, Counter::default) = "branchline_router_aborts" ["reason"];
+    #[doc = " Error answers and error events, by code."]
+    errors: Counters(Counter, Counter::default) = "branchline_router_errors" ["code"];
+}
+
+impl Metrics {
+    /// All series in Prometheus text form.
+    pub fn encode(&self) -> String {
+        let mut out = String::with_capacity(8 * 1024);
+        text::encode(&mut out, &self.registry).expect("writing to a string cannot fail");
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn a_counted_request_appears_with_its_labels_and_suffix() {
+        let metrics = Metrics::default();
+        metrics.requests.with(["/v1/models", "200"]).inc();
+        let text = metrics.encode();
+        assert!(
+            text.contains(r#"branchline_router_requests_total{route="/v1/models",status="200"} 1"#),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_series_without_labels_counts() {
+        let metrics = Metrics::default();
+        metrics.prompt_tokens.with([""; 0]).inc_by(7);
+        assert!(metrics.encode().contains("branchline_router_prompt_tokens_total 7"), "{}", metrics.encode());
+    }
+
+    #[test]
+    fn a_removed_worker_leaves_no_series() {
+        let metrics = Metrics::default();
+        let gauge = metrics.worker_ready.with(["w1"]);
+        gauge.set(1);
+        metrics.worker_ready.remove(["w1"]);
+        gauge.set(0);
+        assert!(!metrics.encode().contains("w1"));
+    }
+
+    #[test]
+    fn every_row_is_exposed_once_under_its_own_name() {
+        let text = Metrics::default().encode();
+        let mut names = HashSet::new();
+        for row in TABLE {
+            assert!(names.insert(row.name), "{} stands twice", row.name);
+            assert!(text.contains(&format!("# TYPE {} ", row.name)), "{} is not registered", row.name);
+            assert!(row.help.ends_with('.'), "{}", row.help);
+        }
+    }
+
+    #[test]
+    fn a_label_value_with_quotes_and_line_ends_stays_one_line() {
+        let metrics = Metrics::default();
+        metrics.errors.with(["a\"b\nc\\"]).inc();
+        let line = metrics.encode().lines().find(|line| line.contains("errors_total")).map(str::to_owned);
+        assert_eq!(line.as_deref(), Some(r#"branchline_router_errors_total{code="a\"b\nc\\"} 1"#));
+    }
+}
