@@ -1,0 +1,1 @@
+"""The engine worker: service → loop → scheduler | executor → cache. Importing this loads nothing."""
