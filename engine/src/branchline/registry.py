@@ -11,12 +11,12 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
-import inspect
 import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from branchline import __version__
@@ -267,8 +267,8 @@ class Plugins:
         for name in named:
             if name in self._seen:
                 continue
-            self._seen.add(name)
             self._load_named(name)
+            self._seen.add(name)
 
     def _load_named(self, name: str) -> None:
         try:
@@ -331,14 +331,23 @@ def origin_of(module: str) -> Origin:
 
 
 def _file_of(module: str) -> str:
+    """Source file of a module; a module that is not loaded is located without running any of its packages."""
     loaded = sys.modules.get(module)
     if loaded is not None:
-        return inspect.getsourcefile(loaded) or module if hasattr(loaded, "__file__") else module
+        return getattr(loaded, "__file__", None) or module
+    top, *rest = module.split(".")
     try:
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(top) if top else None
     except (ImportError, ValueError):
         return module
-    return spec.origin if spec is not None and spec.origin else module
+    if spec is None:
+        return module
+    for location in spec.submodule_search_locations or () if rest else ():
+        base = Path(location).joinpath(*rest)
+        for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+            if candidate.is_file():
+                return str(candidate)
+    return spec.origin or module
 
 
 models: Registry[Callable[..., object]] = Registry("models", "model")

