@@ -1,0 +1,26 @@
+"""The radix cache seam: protocol, build context and the built-in backends by name.
+
+Importing this package registers `native`, `reference` and `none`; none of them is imported before it
+is asked for. Imports neither torch nor the scheduler.
+"""
+
+from __future__ import annotations
+
+from branchline import registry
+from branchline.engine.cache.base import CacheContext, CacheEvent, RadixCacheBackend
+
+__all__ = ["CacheContext", "CacheEvent", "RadixCacheBackend", "build_cache"]
+
+registry.radix_cache_backends.register_lazy("native", "branchline.engine.cache.native:NativeCache", api_version=1)
+registry.radix_cache_backends.register_lazy(
+    "reference", "branchline.engine.cache.reference:ReferenceCache", api_version=1
+)
+registry.radix_cache_backends.register_lazy("none", "branchline.engine.cache.private:PrivateCache", api_version=1)
+
+
+def build_cache(name: str, context: CacheContext) -> RadixCacheBackend:
+    """The backend registered under `name`, built. Raises RegistryError for an unknown name or a non-conforming product."""
+    factory = registry.radix_cache_backends.get(name)
+    cache = factory(context)
+    registry.radix_cache_backends.verify(name, cache)
+    return cache  # type: ignore[return-value]
