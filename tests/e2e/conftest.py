@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from .stack import MODEL, Stack
+from .tiny import tiny  # noqa: F401  (a fixture)
 
 Starter = Callable[..., Stack]
 KEEP = 3  # stacks alive at once; each engine with the real model takes about 1.5 GB
