@@ -117,9 +117,7 @@ class Registry(Generic[T]):
 
         return apply
 
-    def register_lazy(
-        self, name: str, target: str, *, api_version: int = API_VERSION, override: bool = False
-    ) -> None:
+    def register_lazy(self, name: str, target: str, *, api_version: int = API_VERSION, override: bool = False) -> None:
         """Register "module:object", imported and checked when first asked for."""
         module, _, attribute = target.partition(":")
         if not module or not attribute:
@@ -212,9 +210,7 @@ class Registry(Generic[T]):
             return
         found = conformance_faults(product, protocol)
         if found:
-            raise RegistryError(
-                f"{self.noun} {name!r} does not conform to {protocol.__name__}: {'; '.join(found)}"
-            )
+            raise RegistryError(f"{self.noun} {name!r} does not conform to {protocol.__name__}: {'; '.join(found)}")
 
     def _resolved_protocol(self) -> type | None:
         if isinstance(self._protocol, str):
@@ -236,8 +232,8 @@ class Registry(Generic[T]):
         if failed:
             parts.append("failed to import: " + ", ".join(failed))
         parts.append(
-            f"to add it, call @branchline.registry.{self.kind}.register({name!r}, api_version={API_VERSION}) in a module "
-            f"named by --plugin or BRANCHLINE_PLUGINS, or declare an entry point {name!r} in the group "
+            f"to add it, call @branchline.registry.{self.kind}.register({name!r}, api_version={API_VERSION}) in a "
+            f"module named by --plugin or BRANCHLINE_PLUGINS, or declare an entry point {name!r} in the group "
             f"'branchline.{self.kind}'; this must happen before options are built"
         )
         return "; ".join(parts)
@@ -246,7 +242,8 @@ class Registry(Generic[T]):
         return f"{entry.name!r} of {entry.origin}: {entry.failure.strip().splitlines()[-1]}"
 
     def _import_failed(self, entry: Entry[T]) -> str:
-        return f"{self.noun} {self._brief(entry)}; repair or uninstall it, or choose one of {', '.join(self.names()) or 'none'}"
+        usable = ", ".join(self.names()) or "none"
+        return f"{self.noun} {self._brief(entry)}; repair or uninstall it, or choose one of: {usable}"
 
 
 class Plugins:

@@ -1,0 +1,220 @@
+"""One Attach stream: requests in, one frame a step out. Generate is the same with a single request.
+
+Owns handles and the stream's outbox; aborts all its requests when it ends, however it ends. Must not
+interpret requests (validate) nor build messages (wire).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from google.protobuf.message import Message
+
+from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from branchline.engine.service import wire
+from branchline.engine.service.generated import engine_pb2 as pb
+from branchline.engine.service.limits import CONTRACT_REVISION, MAX_CHUNK
+from branchline.engine.service.live import LiveRequests
+from branchline.engine.service.outbox import Outbox
+from branchline.engine.service.ports import Loop
+from branchline.engine.service.validate import refuse_unknown
+from branchline.engine.types import Delta, Request
+
+logger = logging.getLogger(__name__)
+
+Validate = Callable[[pb.GenerateRequest], Request]
+
+
+class Host(Protocol):
+    """What a stream needs of the service it belongs to."""
+
+    loop: Loop
+    live: LiveRequests
+    engine_id: str
+    stream_buffer: int
+
+    def validate(self, message: pb.GenerateRequest) -> Request:
+        """The request, or an EngineError."""
+
+    def accepts(self) -> bool:
+        """False while starting or draining."""
+
+
+class Stream:
+    """Requests of one peer and the frames that answer them."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self._host = host
+        self._name = name
+        self._handles: dict[int, str] = {}
+        self._step = 0
+        self.outbox: Outbox[pb.AttachResponse] = Outbox(host.stream_buffer, self._overflow)
+
+    def submit(self, handle: int, message: pb.GenerateRequest, *envelopes: Message) -> None:
+        """Queue a request; a refusal, also for unknown fields of its envelopes, becomes its terminal delta."""
+        try:
+            for envelope in envelopes:
+                refuse_unknown(envelope, deep=False)
+            request = self._host.validate(message)
+            if not self._host.accepts():
+                raise Unavailable("the worker is draining: send the request elsewhere", retry_after_ms=1000)
+            self._host.live.add(request, self, handle)
+            self._handles[handle] = request.request_id
+            try:
+                self._host.loop.submit(request, self.take)
+            except BaseException:
+                self._forget(handle, request.request_id)
+                raise
+        except Exception as error:
+            self._send([pb.SequenceDelta(handle=handle, error=wire.to_error(error))])
+
+    def _forget(self, handle: int, request_id: str) -> None:
+        self._host.live.discard(request_id, self)
+        del self._handles[handle]
+
+    def cancel(self, handle: int) -> None:
+        """Abort one request; its terminal delta still comes. One that has ended is no error."""
+        request_id = self._handles.get(handle)
+        if request_id is not None:
+            self._host.loop.abort(request_id)
+
+    def is_live(self, handle: int) -> bool:
+        """Whether a request of this stream has the handle."""
+        return handle in self._handles
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every request has had its terminal delta."""
+        return not self._handles
+
+    def take(self, step: int, deltas: Sequence[Delta]) -> None:
+        """The loop's sink: called on its thread, once a step."""
+        self.outbox.post(self._deliver, step, deltas)
+
+    def _deliver(self, step: int, deltas: Sequence[Delta]) -> None:
+        self._step = step
+        made: list[pb.SequenceDelta] = []
+        for delta in deltas:
+            noted = self._host.live.note(delta, self)
+            if noted is None:
+                continue
+            handle, ended = noted
+            if ended:
+                self._handles.pop(handle, None)
+            made += self._converted(delta, handle)
+        self._send(made)
+
+    def _converted(self, delta: Delta, handle: int) -> list[pb.SequenceDelta]:
+        try:
+            return wire.to_deltas(delta, handle)
+        except Exception as error:  # a delta of ours that proto refuses costs its own request only
+            self._host.loop.abort(delta.request_id)
+            return [pb.SequenceDelta(handle=handle, index=delta.index, error=wire.to_error(error))]
+
+    def _send(self, deltas: list[pb.SequenceDelta]) -> None:
+        """One frame, or several of about 1 MiB if the step has much to say."""
+        frame = pb.StepFrame(step=self._step)
+        size = 0
+        for delta in deltas:
+            bytes_ = delta.ByteSize() if len(deltas) > 1 else 0
+            if frame.deltas and size + bytes_ > MAX_CHUNK:
+                self.outbox.put(pb.AttachResponse(frame=frame))
+                frame, size = pb.StepFrame(step=self._step), 0
+            frame.deltas.append(delta)
+            size += bytes_
+        if frame.deltas:
+            self.outbox.put(pb.AttachResponse(frame=frame))
+
+    def _overflow(self) -> EngineError:
+        logger.warning("stream of %s does not drain: ended, %d requests aborted", self._name, len(self._handles))
+        self.abandon()
+        return ResourceExhausted(
+            f"the peer did not read {self._host.stream_buffer} frames in time: its requests are aborted; attach again"
+        )
+
+    def abandon(self) -> None:
+        """Abort everything that is still alive here."""
+        for request_id in self._host.live.orphan(self):
+            self._host.loop.abort(request_id)
+
+
+async def attach(host: Host, messages: AsyncIterator[pb.AttachRequest], peer: str) -> AsyncIterator[pb.AttachResponse]:
+    """Frames until the peer closes its side, fails or goes. Raises the EngineError that ends the stream."""
+    stream = Stream(host, peer)
+    reader = asyncio.create_task(_read(host, stream, messages), name=f"attach reader of {peer}")
+    try:
+        while (message := await stream.outbox.get()) is not None:
+            yield message
+    finally:
+        stream.abandon()
+        stream.outbox.close()
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+
+
+async def _read(host: Host, stream: Stream, messages: AsyncIterator[pb.AttachRequest]) -> None:
+    greeted = False
+    try:
+        async for message in messages:
+            greeted = _handle(host, stream, message, greeted)
+        stream.outbox.close()
+    except EngineError as error:
+        stream.outbox.fail(error)
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        logger.exception("attach reader failed")
+        stream.outbox.fail(InternalError(f"the stream's reader failed with {type(error).__name__}"))
+
+
+def _handle(host: Host, stream: Stream, message: pb.AttachRequest, greeted: bool) -> bool:
+    """Serve one message; whether the peer has greeted. Raises what must end the stream."""
+    kind = message.WhichOneof("message")
+    if kind != "submit":
+        refuse_unknown(message)
+    match kind:
+        case "hello" if not greeted:
+            welcome = pb.Welcome(engine_id=host.engine_id, contract_revision=CONTRACT_REVISION)
+            stream.outbox.put(pb.AttachResponse(welcome=welcome))
+        case "submit" if greeted:
+            handle = message.submit.handle
+            if stream.is_live(handle):
+                raise InvalidArgument(f"handle {handle} is in use on this stream: never reuse one", field="handle")
+            stream.submit(handle, message.submit.request, message, message.submit)
+        case "cancel" if greeted:
+            stream.cancel(message.cancel.handle)
+        case "hello":
+            raise InvalidArgument("hello came twice: greet once, as the stream's first message", field="hello")
+        case None:
+            raise InvalidArgument("the message is empty: set hello, submit or cancel", field="message")
+        case _:
+            raise InvalidArgument(f"{kind} came before hello: greet first", field=kind)
+    return True
+
+
+async def generate(host: Host, message: pb.GenerateRequest, peer: str) -> AsyncIterator[pb.GenerateResponse]:
+    """One request's deltas. Raises its error instead of sending it; leaving the iterator aborts the request."""
+    stream = Stream(host, peer)
+    try:
+        stream.submit(0, message)
+        while (answer := await stream.outbox.get()) is not None:
+            for delta in answer.frame.deltas:
+                if delta.HasField("error"):
+                    raise RequestFailed(delta.error)
+            yield pb.GenerateResponse(deltas=answer.frame.deltas)
+            if stream.is_idle and not stream.outbox.pending:
+                return
+    finally:
+        stream.abandon()
+        stream.outbox.close()
+
+
+class RequestFailed(Exception):
+    """The terminal error of a Generate request, as the contract's message."""
+
+    def __init__(self, error: pb.Error) -> None:
+        super().__init__(error.message)
+        self.error = error

@@ -1,0 +1,250 @@
+"""The Engine service: each method converts, calls the loop and converts back.
+
+Owns nothing but the wiring of its parts; runs on the event loop. Loop calls that may wait for a step go to a
+thread. Errors become gRPC statuses here, with the contract's Error in `branchline-error-bin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from branchline import __version__
+from branchline.engine.errors import EngineError, InvalidArgument
+from branchline.engine.service import attach, events, wire
+from branchline.engine.service.generated import engine_pb2 as pb
+from branchline.engine.service.generated import engine_pb2_grpc
+from branchline.engine.service.limits import MAX_CHUNK, ModelInfo
+from branchline.engine.service.live import LiveRequests
+from branchline.engine.service.ports import Loop, LoopStats
+from branchline.engine.service.validate import NamespaceEncoder, refuse_unknown, to_request
+from branchline.engine.types import Request
+
+Context = grpc.aio.ServicerContext[Any, Any]
+ERROR_KEY = "branchline-error-bin"
+
+STATUSES = {
+    pb.ERROR_CODE_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.ERROR_CODE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    pb.ERROR_CODE_UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    pb.ERROR_CODE_RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    pb.ERROR_CODE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    pb.ERROR_CODE_DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    pb.ERROR_CODE_UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+    pb.ERROR_CODE_INTERNAL: grpc.StatusCode.INTERNAL,
+    pb.ERROR_CODE_CANCELLED: grpc.StatusCode.CANCELLED,
+}
+
+
+class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unused-ignore]
+    """One worker's methods. `options` and `components` are shown by GetServerInfo as they are."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        model: ModelInfo,
+        encode: NamespaceEncoder,
+        *,
+        options: dict[str, object] | None = None,
+        components: Callable[[], Sequence[str]] = tuple,
+        stream_buffer: int = 1024,
+    ) -> None:
+        self.loop = loop
+        self.live = LiveRequests()
+        self.engine_id = uuid.uuid4().hex
+        self.stream_buffer = stream_buffer
+        self.draining = False
+        self._model = model
+        self._encode = encode
+        self._options = json.dumps(options or {}, default=str, sort_keys=True)
+        self._components = components
+        self._epochs = events.Epochs()
+        self._started = time.monotonic()
+
+    def validate(self, message: pb.GenerateRequest) -> Request:
+        """The request, or an EngineError."""
+        return to_request(message, self._model, self._encode)
+
+    def accepts(self) -> bool:
+        """False while draining."""
+        return not self.draining
+
+    # ---- requests -----------------------------------------------------------------------------
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[pb.AttachRequest], context: Context
+    ) -> AsyncIterator[pb.AttachResponse]:
+        """All requests of one gateway; see attach.attach."""
+        frames = attach.attach(self, request_iterator, context.peer())
+        try:
+            async for frame in frames:
+                yield frame
+        except EngineError as error:
+            await refuse(context, wire.to_error(error))
+        finally:
+            await frames.aclose()  # type: ignore[attr-defined]
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        """One request; dropping the call aborts it."""
+        answers = attach.generate(self, request, context.peer())
+        try:
+            async for answer in answers:
+                yield answer
+        except attach.RequestFailed as failure:
+            await refuse(context, failure.error)
+        except EngineError as error:
+            await refuse(context, wire.to_error(error))
+        finally:
+            await answers.aclose()  # type: ignore[attr-defined]
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        """End one request by its exact id, or all."""
+        await self._known(request, context)
+        if request.abort_all:
+            return pb.AbortResponse(aborted=await self._call(self.loop.abort_all))
+        if not request.request_id:
+            missing = InvalidArgument("request_id is empty: give the id, or set abort_all", field="request_id")
+            await refuse(context, wire.to_error(missing))
+        return pb.AbortResponse(aborted=int(await self._call(self.loop.abort, request.request_id)))
+
+    # ---- information --------------------------------------------------------------------------
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
+        """What is loaded."""
+        await self._known(request, context)
+        model = self._model
+        return pb.GetModelInfoResponse(
+            model_path=model.model_path,
+            served_model_names=model.served_names,
+            architecture=model.architecture,
+            vocab_size=model.vocab_size,
+            context_length=model.context_length,
+            eos_token_ids=model.eos_ids,
+            bos_token_id=model.bos_id,
+            page_size=model.page_size,
+            dtype=model.dtype,
+            numerics_id=model.numerics_id,
+            weight_version=model.weight_version,
+            default_sampling=wire.to_sampling(model.default_sampling),
+            max_request_tokens=model.max_request_tokens,
+            executor=model.executor,
+        )
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
+        """Options, counters and cache statistics."""
+        await self._known(request, context)
+        stats = await self._call(self.loop.stats)
+        return pb.GetServerInfoResponse(
+            version=__version__,
+            engine_id=self.engine_id,
+            uptime_s=time.monotonic() - self._started,
+            options_json=self._options,
+            cache=_cache_stats(stats, self._model.page_size),
+            load=_load(stats),
+            steps=stats.steps,
+            scheduler_ms_per_step=stats.scheduler_ms_per_step,
+            components=self._components(),
+        )
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[pb.GetTokenizerResponse]:
+        """The manifest, then tokenizer.json in pieces."""
+        await self._known(request, context)
+        yield pb.GetTokenizerResponse(manifest=self._manifest)
+        content = self._model.tokenizer_json
+        for begin in range(0, len(content), MAX_CHUNK - 64):
+            yield pb.GetTokenizerResponse(tokenizer_json=content[begin : begin + MAX_CHUNK - 64])
+
+    @functools.cached_property
+    def _manifest(self) -> pb.TokenizerManifest:
+        model = self._model
+        return pb.TokenizerManifest(
+            tokenizer_json_bytes=len(model.tokenizer_json),
+            tokenizer_json_sha256=hashlib.sha256(model.tokenizer_json).digest(),
+            chat_template=model.chat_template,
+            eos_token_ids=model.eos_ids,
+            bos_token=model.bos_token,
+            eos_token=model.eos_token,
+            pad_token=model.pad_token,
+            add_special_tokens=model.add_special_tokens,
+        )
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        """A cheap load report."""
+        await self._known(request, context)
+        return _load(await self._call(self.loop.stats))
+
+    async def SubscribeKvEvents(
+        self, request: pb.SubscribeKvEventsRequest, context: Context
+    ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+        """Snapshot, then batches; see events.subscribe."""
+        await self._known(request, context)
+        batches = events.subscribe(self.loop, self._epochs.next(), self._model.page_size, request.include_token_ids)
+        try:
+            async for batch in batches:
+                yield batch
+        except EngineError as error:
+            await refuse(context, wire.to_error(error))
+        finally:
+            await batches.aclose()  # type: ignore[attr-defined]
+
+    async def FlushCache(self, request: pb.FlushCacheRequest, context: Context) -> pb.FlushCacheResponse:
+        """Drop every cached page that no request holds."""
+        await self._known(request, context)
+        flushed, held = await self._call(self.loop.flush)
+        return pb.FlushCacheResponse(flushed_pages=flushed, held_pages=held)
+
+    async def _known(self, request: Any, context: Context) -> None:
+        try:
+            refuse_unknown(request)
+        except EngineError as error:
+            await refuse(context, wire.to_error(error))
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
+
+async def refuse(context: Context, error: pb.Error) -> NoReturn:
+    """End the call with the status of the error's code and the error itself in the trailing metadata."""
+    status = STATUSES.get(error.code, grpc.StatusCode.INTERNAL)
+    await context.abort(status, error.message, ((ERROR_KEY, error.SerializeToString()),))
+    raise AssertionError("abort raises")
+
+
+def _load(stats: LoopStats) -> pb.GetLoadResponse:
+    return pb.GetLoadResponse(
+        running=stats.running,
+        waiting=stats.waiting,
+        waiting_uncached_tokens=stats.waiting_uncached_tokens,
+        pages_used=stats.pages_protected + stats.pages_private,
+        pages_total=stats.pages_total,
+        queue_age_ms=stats.queue_age_ms,
+        step_age_ms=stats.step_age_ms,
+    )
+
+
+def _cache_stats(stats: LoopStats, page_size: int) -> pb.CacheStats:
+    return pb.CacheStats(
+        page_size=page_size,
+        pages_total=stats.pages_total,
+        pages_free=stats.pages_free,
+        pages_evictable=stats.pages_evictable,
+        pages_protected=stats.pages_protected,
+        pages_private=stats.pages_private,
+        prompt_tokens=stats.prompt_tokens,
+        cached_tokens=stats.cached_tokens,
+        lookups=stats.lookups,
+        hits=stats.hits,
+        evicted_pages=stats.evicted_pages,
+        retractions=stats.retractions,
+    )

@@ -1,0 +1,169 @@
+"""Deltas, errors and events as proto messages. Pure conversions; the only place that knows both sides."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+
+from branchline.engine.errors import EngineError, ErrorCode
+from branchline.engine.service.generated import engine_pb2 as pb
+from branchline.engine.service.limits import MAX_CHUNK
+from branchline.engine.service.ports import Event
+from branchline.engine.types import Delta, Finish, FinishReason, PositionLogprobs, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_CODES = {
+    ErrorCode.INVALID_ARGUMENT: pb.ERROR_CODE_INVALID_ARGUMENT,
+    ErrorCode.NOT_FOUND: pb.ERROR_CODE_NOT_FOUND,
+    ErrorCode.UNAUTHENTICATED: pb.ERROR_CODE_UNAUTHENTICATED,
+    ErrorCode.RESOURCE_EXHAUSTED: pb.ERROR_CODE_RESOURCE_EXHAUSTED,
+    ErrorCode.UNAVAILABLE: pb.ERROR_CODE_UNAVAILABLE,
+    ErrorCode.DEADLINE_EXCEEDED: pb.ERROR_CODE_DEADLINE_EXCEEDED,
+    ErrorCode.UNIMPLEMENTED: pb.ERROR_CODE_UNIMPLEMENTED,
+    ErrorCode.INTERNAL: pb.ERROR_CODE_INTERNAL,
+    ErrorCode.CANCELLED: pb.ERROR_CODE_CANCELLED,
+}
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
+}
+
+
+def to_error(error: BaseException) -> pb.Error:
+    """Any exception as the contract's error; one that is not ours is logged and becomes INTERNAL."""
+    if not isinstance(error, EngineError):
+        logger.error("unexpected %s in a request", type(error).__name__, exc_info=error)
+        return pb.Error(
+            code=pb.ERROR_CODE_INTERNAL, message=f"the worker failed with {type(error).__name__}: see its log"
+        )
+    made = pb.Error(code=_CODES[error.code], message=error.message, field=error.field)
+    if error.retry_after_ms is not None:
+        made.retry_after_ms = error.retry_after_ms
+    return made
+
+
+def to_deltas(delta: Delta, handle: int) -> list[pb.SequenceDelta]:
+    """The delta as one message, or as several of at most 1 MiB if its input logprobs are large."""
+    made = pb.SequenceDelta(handle=handle, index=delta.index, token_ids=delta.token_ids, text=delta.text)
+    if delta.logprobs is not None:
+        made.logprobs.CopyFrom(to_logprobs(delta.logprobs))
+    if delta.prompt is not None:
+        made.prompt.prompt_tokens, made.prompt.cached_tokens = delta.prompt
+    if delta.finish is not None:
+        made.finish.CopyFrom(to_finish(delta.finish))
+    if delta.error is not None:
+        made.error.CopyFrom(to_error(delta.error))
+    if delta.input_logprobs is None:
+        return [made]
+    *before, last = _split(delta.input_logprobs)
+    made.input_logprobs.CopyFrom(to_logprobs(last))
+    head = [pb.SequenceDelta(handle=handle, index=delta.index, input_logprobs=to_logprobs(piece)) for piece in before]
+    if head and delta.prompt is not None:  # the prompt report comes with the request's first delta
+        head[0].prompt.CopyFrom(made.prompt)
+        made.ClearField("prompt")
+    return [*head, made]
+
+
+def _split(report: PositionLogprobs) -> Iterator[PositionLogprobs]:
+    """Pieces whose messages stay below the chunk size: ids take at most 5 bytes, logprobs 4."""
+    alternatives = max(
+        [0, *(len(one) for one in report.top)],
+    ) + max([0, *(len(one) for one in report.chosen)])
+    position_bytes = 9 + 16 + 9 * alternatives
+    step = max(1, (MAX_CHUNK // 2) // position_bytes)
+    for begin in range(0, max(1, len(report.token_ids)), step):
+        end = begin + step
+        yield PositionLogprobs(
+            start=report.start + begin,
+            token_ids=report.token_ids[begin:end],
+            logprobs=report.logprobs[begin:end],
+            top=report.top[begin:end],
+            chosen=report.chosen[begin:end],
+        )
+
+
+def to_logprobs(report: PositionLogprobs) -> pb.TokenLogprobs:
+    """Columns as they are; None and NaN both mean that there is no logprob."""
+    return pb.TokenLogprobs(
+        start=report.start,
+        token_ids=report.token_ids,
+        logprobs=[math.nan if value is None else value for value in report.logprobs],
+        top=[_alternatives(one) for one in report.top],
+        chosen=[_alternatives(one) for one in report.chosen],
+    )
+
+
+def _alternatives(pairs: Sequence[tuple[int, float]]) -> pb.TopLogprobs:
+    return pb.TopLogprobs(token_ids=[token for token, _ in pairs], logprobs=[value for _, value in pairs])
+
+
+def to_finish(finish: Finish) -> pb.Finish:
+    """The end of a sequence."""
+    made = pb.Finish(
+        reason=_REASONS[finish.reason],
+        completion_tokens=finish.completion_tokens,
+        retractions=finish.retractions,
+        message=finish.message,
+        timings=pb.Timings(queue_ms=finish.queue_ms, prefill_ms=finish.prefill_ms, decode_ms=finish.decode_ms),
+    )
+    if finish.matched_stop is not None:
+        made.matched_stop = finish.matched_stop
+    elif finish.matched_token_id is not None:
+        made.matched_token_id = finish.matched_token_id
+    return made
+
+
+def to_sampling(params: SamplingParams) -> pb.SamplingParams:
+    """The default sampling of a model: only what differs from the contract's defaults."""
+    base, made = SamplingParams(), pb.SamplingParams()
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        if getattr(params, name) != getattr(base, name):
+            setattr(made, name, getattr(params, name))
+    return made
+
+
+def to_events(events: Sequence[Event], page_size: int, include_token_ids: bool) -> Iterator[pb.KvEvent]:
+    """Cache changes, long chains cut so that each message stays far below the chunk size."""
+    per_block = 8 + (5 * page_size if include_token_ids else 0)
+    most = max(1, MAX_CHUNK // 4 // per_block)
+    for event in events:
+        match event:
+            case ("stored", parent, hashes, tokens):
+                yield from _stored(parent, hashes, tokens, page_size if include_token_ids else 0, most)  # type: ignore[arg-type]
+            case ("removed", hashes):
+                for begin in range(0, len(hashes), most):  # type: ignore[arg-type]
+                    yield pb.KvEvent(removed=pb.BlocksRemoved(block_hashes=hashes[begin : begin + most]))  # type: ignore[index]
+            case ("cleared",):
+                yield pb.KvEvent(cleared=pb.BlocksCleared())
+            case _:
+                raise ValueError(f"unknown cache event {event!r}")
+
+
+def _stored(
+    parent: int, hashes: Sequence[int], tokens: Sequence[int], page_size: int, most: int
+) -> Iterator[pb.KvEvent]:
+    for begin in range(0, len(hashes), most):
+        end = begin + most
+        stored = pb.BlocksStored(
+            parent_hash=hashes[begin - 1] if begin else parent,
+            block_hashes=hashes[begin:end],
+            token_ids=tokens[begin * page_size : end * page_size],
+        )
+        yield pb.KvEvent(stored=stored)
+
+
+def batches(events: Iterator[pb.KvEvent]) -> Iterator[list[pb.KvEvent]]:
+    """Events in groups of at most 1 MiB; one empty group if there are none."""
+    group: list[pb.KvEvent] = []
+    size = 0
+    for event in events:
+        bytes_ = event.ByteSize() + 4
+        if group and size + bytes_ > MAX_CHUNK - 64:
+            yield group
+            group, size = [], 0
+        group.append(event)
+        size += bytes_
+    yield group
