@@ -1,1 +1,36 @@
 //! OpenAI and SGLang-native wire types, error bodies and SSE framing. serde only.
+//!
+//! Requests are read field by field from a parsed [`Document`], so that every refusal names the field by
+//! its path, the value and what to do. Knows nothing of models, workers or HTTP; limits are passed in.
+
+mod document;
+mod error;
+mod fields;
+mod logprobs;
+pub mod native;
+pub mod openai;
+mod prompt;
+mod refused;
+mod sampling;
+pub mod sse;
+mod tokenize;
+
+pub use document::{Document, MAX_DEPTH};
+pub use error::ErrorBody;
+pub use fields::{Bounds, Fields};
+pub use logprobs::{LogprobRequest, MAX_TOP, Position, Spelling};
+pub use prompt::{Prompt, Routing};
+pub use sampling::{Dialect, Fit, MAX_N, Sampling};
+pub use tokenize::{DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse};
+
+/// Prompts a request may carry.
+pub const MAX_BATCH: usize = 1024;
+
+/// What of a model bounds the values of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Token ids are below this.
+    pub vocab_size: u32,
+    /// Prompt plus output may not exceed this many tokens.
+    pub context_length: u32,
+}

@@ -1,0 +1,114 @@
+//! A request of `/v1/chat/completions`.
+
+use branchline_core::{Error, Result};
+
+use crate::fields::Fields;
+use crate::logprobs::{LogprobRequest, MAX_TOP};
+use crate::openai::{ChatTemplateInput, StreamOptions, read_template_input};
+use crate::prompt::{Routing, request_id};
+use crate::{Dialect, Fit, Limits, Sampling};
+
+/// A validated chat request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChatRequest {
+    /// What to render.
+    pub input: ChatTemplateInput,
+    /// How to sample.
+    pub sampling: Sampling,
+    /// Which logprobs to return; none for no `logprobs` in the answer.
+    pub logprobs: Option<LogprobRequest>,
+    /// How to deliver.
+    pub delivery: StreamOptions,
+    /// Where to run.
+    pub routing: Routing,
+    /// The client's own id.
+    pub rid: Option<String>,
+}
+
+impl ChatRequest {
+    /// How a chat is fitted into the context.
+    pub const FIT: Fit = Fit { prompt: "messages", limit: "max_completion_tokens", default: None };
+
+    /// Reads and checks a request.
+    ///
+    /// # Errors
+    /// `InvalidArgument` or `Unimplemented`, naming the field.
+    pub fn read(fields: &Fields<'_>, limits: Limits) -> Result<Self> {
+        Ok(Self {
+            input: read_template_input(fields)?,
+            sampling: Sampling::read(fields, Dialect::OpenAi, limits)?,
+            logprobs: logprobs(fields)?,
+            delivery: StreamOptions::read(fields)?,
+            routing: Routing::read(fields)?,
+            rid: fields.get("rid").map(|value| request_id(value, "rid")).transpose()?,
+        })
+    }
+}
+
+fn logprobs(fields: &Fields<'_>) -> Result<Option<LogprobRequest>> {
+    let wanted = fields.bool("logprobs")?.unwrap_or(false);
+    let top = fields.unsigned("top_logprobs", 0..=MAX_TOP)?;
+    if let (Some(1..), false) = (top, wanted) {
+        return Err(Error::invalid(
+            "top_logprobs",
+            "`top_logprobs` is given without `logprobs`; set `logprobs` to true or leave it out",
+        ));
+    }
+    Ok(wanted.then(|| LogprobRequest { output: true, top: top.unwrap_or(0), ..LogprobRequest::default() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const LIMITS: Limits = Limits { vocab_size: 100, context_length: 50 };
+
+    fn read(mut value: Value) -> Result<ChatRequest> {
+        value["messages"] = json!([{"role": "user", "content": "x"}]);
+        ChatRequest::read(&Fields::of(&value, "").unwrap(), LIMITS)
+    }
+
+    #[test]
+    fn a_bare_chat_sets_nothing() {
+        let request = read(json!({})).unwrap();
+        assert_eq!(request.sampling, Sampling::default());
+        assert_eq!(request.logprobs, None);
+        assert!(!request.delivery.stream);
+    }
+
+    #[test]
+    fn top_logprobs_need_logprobs() {
+        let request = read(json!({"logprobs": true, "top_logprobs": 3})).unwrap();
+        assert_eq!(request.logprobs.unwrap().top, 3);
+        for bad in [
+            json!({"top_logprobs": 3}),
+            json!({"logprobs": true, "top_logprobs": 129}),
+            json!({"logprobs": 1}),
+        ] {
+            assert!(read(bad.clone()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn unknown_and_harmless_fields_are_passed_over() {
+        let value = json!({"user": "u", "metadata": {}, "store": true, "service_tier": "auto", "x_new": 1});
+        assert!(read(value).is_ok());
+    }
+
+    #[test]
+    fn fields_of_later_work_are_refused_by_name() {
+        for (name, value) in [
+            ("response_format", json!({"type": "json_object"})),
+            ("regex", json!("a")),
+            ("lora_path", json!("x")),
+            ("resume", json!({"a": 1})),
+            ("lease", json!("l")),
+            ("guided_json", json!({"type": "object"})),
+            ("structured_outputs", json!({"regex": "a"})),
+        ] {
+            let error = read(json!({name: value})).expect_err(name);
+            assert_eq!(error.field.as_deref(), Some(name));
+        }
+    }
+}

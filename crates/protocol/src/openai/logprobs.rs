@@ -1,0 +1,183 @@
+//! Logprobs in the two OpenAI forms: a list of tokens (chat) and columns (completions).
+//!
+//! Two tokens may print the same text; lists keep both, and the map of the completions form gives each its own key.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::logprobs::{Position, Spelling};
+
+/// What is sent for a logprob of minus infinity, which JSON can't say.
+const LEAST: f32 = -9999.0;
+
+/// The chat form.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ChatLogprobs {
+    /// One entry a token.
+    pub content: Vec<TokenLogprob>,
+}
+
+/// One token of the chat form.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TokenLogprob {
+    /// Text; bytes that are no UTF-8 are U+FFFD.
+    pub token: String,
+    /// Natural logarithm.
+    pub logprob: f32,
+    /// The token's bytes.
+    pub bytes: Vec<u8>,
+    /// Alternatives, in falling order; absent within one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_logprobs: Option<Vec<TokenLogprob>>,
+}
+
+impl ChatLogprobs {
+    /// Spells positions.
+    pub fn new(positions: &[Position], spelling: &impl Spelling) -> Self {
+        let content = positions
+            .iter()
+            .map(|position| TokenLogprob {
+                top_logprobs: Some(
+                    position.top.iter().map(|&(id, logprob)| token(id, logprob, spelling)).collect(),
+                ),
+                ..token(position.id, position.logprob.unwrap_or(LEAST), spelling)
+            })
+            .collect();
+        Self { content }
+    }
+}
+
+fn token(id: u32, logprob: f32, spelling: &impl Spelling) -> TokenLogprob {
+    TokenLogprob {
+        token: spelling.text(id),
+        logprob: finite(logprob),
+        bytes: spelling.bytes(id),
+        top_logprobs: None,
+    }
+}
+
+fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob } else { LEAST }
+}
+
+/// The completions form: columns of equal length.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct CompletionLogprobs {
+    /// Texts.
+    pub tokens: Vec<String>,
+    /// Logprobs; null for the first token of an echoed prompt.
+    pub token_logprobs: Vec<Option<f32>>,
+    /// Alternatives by text; null where none were asked for or exist.
+    pub top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
+    /// Characters before each token.
+    pub text_offset: Vec<usize>,
+}
+
+impl CompletionLogprobs {
+    /// Spells positions; `offset` is the number of characters before the first and is moved on.
+    pub fn new(positions: &[Position], top: u32, offset: &mut usize, spelling: &impl Spelling) -> Self {
+        let mut out = Self { top_logprobs: (top > 0).then(Vec::new), ..Self::default() };
+        for position in positions {
+            let text = spelling.text(position.id);
+            out.text_offset.push(*offset);
+            *offset += text.chars().count();
+            out.tokens.push(text);
+            out.token_logprobs.push(position.logprob.map(finite));
+            if let Some(column) = &mut out.top_logprobs {
+                column.push(position.logprob.is_some().then(|| alternatives(position, spelling)));
+            }
+        }
+        out
+    }
+
+    /// Puts `later` behind.
+    pub fn append(&mut self, mut later: Self) {
+        self.tokens.append(&mut later.tokens);
+        self.token_logprobs.append(&mut later.token_logprobs);
+        self.text_offset.append(&mut later.text_offset);
+        if let (Some(column), Some(mut more)) = (&mut self.top_logprobs, later.top_logprobs) {
+            column.append(&mut more);
+        }
+    }
+}
+
+fn alternatives(position: &Position, spelling: &impl Spelling) -> Map<String, Value> {
+    let mut map = Map::new();
+    for &(id, logprob) in &position.top {
+        let mut key = spelling.text(id);
+        let bytes = spelling.bytes(id);
+        if std::str::from_utf8(&bytes).is_err() {
+            key = bytes.iter().fold("bytes:".to_owned(), |key, byte| key + &format!("\\x{byte:02x}"));
+        }
+        if map.contains_key(&key) {
+            key = format!("token_id:{id}");
+        }
+        map.insert(key, Value::from(finite(logprob)));
+    }
+    map
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    struct Bytes;
+
+    impl Spelling for Bytes {
+        fn text(&self, id: u32) -> String {
+            String::from_utf8_lossy(&self.bytes(id)).into_owned()
+        }
+        fn bytes(&self, id: u32) -> Vec<u8> {
+            match id {
+                183 => vec![0xec],
+                220 => vec![0x82],
+                81 | 82 => vec![0x61],
+                _ => "é".into(),
+            }
+        }
+    }
+
+    fn position() -> Position {
+        Position {
+            id: 183,
+            logprob: Some(-0.1),
+            top: vec![(183, -0.1), (220, -1.5), (81, -2.0), (82, -3.0)],
+            chosen: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn alternatives_with_the_same_text_stay_separate_and_in_order() {
+        let answer = serde_json::to_value(ChatLogprobs::new(&[position()], &Bytes)).unwrap();
+        let top = answer["content"][0]["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 4);
+        assert_eq!(
+            top.iter().map(|t| t["bytes"].clone()).take(3).collect::<Vec<_>>(),
+            [json!([236]), json!([130]), json!([97])]
+        );
+        assert_eq!(top[0]["token"], top[1]["token"]);
+        assert!((top[1]["logprob"].as_f64().unwrap() + 1.5).abs() < 1e-6);
+        assert!(top[0].get("top_logprobs").is_none());
+    }
+
+    #[test]
+    fn the_completions_form_gives_equal_texts_their_own_keys() {
+        let mut offset = 0;
+        let form = CompletionLogprobs::new(&[position()], 4, &mut offset, &Bytes);
+        let map = form.top_logprobs.unwrap()[0].clone().unwrap();
+        let keys: Vec<&str> = map.keys().map(String::as_str).collect();
+        assert_eq!(keys, ["bytes:\\xec", "bytes:\\x82", "a", "token_id:82"]);
+    }
+
+    #[test]
+    fn offsets_count_characters_and_go_on_over_chunks() {
+        let mut offset = 0;
+        let at = |id, logprob| Position { id, logprob, ..Position::default() };
+        let mut form = CompletionLogprobs::new(&[at(5, None), at(81, Some(-1.0))], 0, &mut offset, &Bytes);
+        form.append(CompletionLogprobs::new(&[at(81, Some(f32::NEG_INFINITY))], 0, &mut offset, &Bytes));
+        assert_eq!(form.text_offset, [0, 1, 2]);
+        assert_eq!(form.token_logprobs, [None, Some(-1.0), Some(-9999.0)]);
+        assert_eq!(form.top_logprobs, None);
+    }
+}

@@ -1,0 +1,255 @@
+//! Messages, tools and template options, brought into the one form that chat templates expect.
+//!
+//! Text parts are joined with line breaks; a tool call's arguments become an object if they spell one.
+
+use branchline_core::{Error, Result};
+use serde_json::{Map, Value};
+
+use crate::fields::{Fields, show, wrong};
+use crate::refused::unimplemented;
+
+/// What a chat template is rendered from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChatTemplateInput {
+    /// An array of message objects with string content.
+    pub messages: Value,
+    /// An array of tool definitions.
+    pub tools: Option<Value>,
+    /// Open an answer of the assistant.
+    pub add_generation_prompt: bool,
+    /// Leave the last message open, to be continued.
+    pub continue_final_message: bool,
+    /// Further variables of the template.
+    pub kwargs: Map<String, Value>,
+}
+
+/// Reads messages, tools and template options.
+///
+/// # Errors
+/// `InvalidArgument` naming the path for wrong shapes and contradictions, `Unimplemented` for parts that are no
+/// text and for a tool choice that forces a call.
+pub fn read_template_input(fields: &Fields<'_>) -> Result<ChatTemplateInput> {
+    let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
+    let add_generation_prompt = fields.bool("add_generation_prompt")?;
+    if continue_final_message && add_generation_prompt == Some(true) {
+        return Err(Error::invalid(
+            "continue_final_message",
+            "`continue_final_message` and `add_generation_prompt` are both true; set one of them",
+        ));
+    }
+    Ok(ChatTemplateInput {
+        messages: messages(fields)?,
+        tools: tools(fields)?,
+        add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
+        continue_final_message,
+        kwargs: fields.map("chat_template_kwargs")?.cloned().unwrap_or_default(),
+    })
+}
+
+impl ChatTemplateInput {
+    /// The text of the last message, for a prompt that continues it.
+    pub fn final_text(&self) -> Option<&str> {
+        self.messages.as_array()?.last()?.get("content")?.as_str()
+    }
+}
+
+fn messages(fields: &Fields<'_>) -> Result<Value> {
+    let items = fields
+        .array("messages")?
+        .ok_or_else(|| Error::invalid("messages", "`messages` is missing; send an array of messages"))?;
+    if items.is_empty() {
+        return Err(Error::invalid("messages", "`messages` is empty; send at least one message"));
+    }
+    items
+        .iter()
+        .enumerate()
+        .map(|(position, item)| message(item, &fields.path(&format!("messages[{position}]"))))
+        .collect::<Result<Vec<_>>>()
+        .map(Value::Array)
+}
+
+fn message(item: &Value, path: &str) -> Result<Value> {
+    let fields = Fields::of(item, path)?;
+    let role = fields.string("role")?.filter(|role| !role.is_empty()).ok_or_else(|| {
+        let path = fields.path("role");
+        Error::invalid(path.as_str(), format!("`{path}` is missing; name the speaker, for example \"user\""))
+    })?;
+    let calls = tool_calls(&fields)?;
+    let content = match fields.get("content") {
+        None if role == "assistant" && calls.is_some() => Value::String(String::new()),
+        None => {
+            let path = fields.path("content");
+            return Err(Error::invalid(path.as_str(), format!("`{path}` is missing; send a string")));
+        }
+        Some(content) => Value::String(text(content, &fields.path("content"))?),
+    };
+    let Value::Object(mut out) = item.clone() else { return Err(wrong(path, "an object", item)) };
+    out.insert("content".to_owned(), content);
+    if let Some(calls) = calls {
+        out.insert("tool_calls".to_owned(), calls);
+    }
+    Ok(Value::Object(out))
+}
+
+fn text(content: &Value, path: &str) -> Result<String> {
+    let parts = match content {
+        Value::String(text) => return Ok(text.clone()),
+        Value::Array(parts) => parts,
+        other => return Err(wrong(path, "a string or an array of text parts", other)),
+    };
+    let mut out = String::new();
+    for (position, part) in parts.iter().enumerate() {
+        let part = Fields::of(part, format!("{path}[{position}]"))?;
+        match part.string("type")? {
+            Some("text") => {}
+            Some(other) => {
+                let path = part.path("type");
+                return Err(unimplemented(
+                    &path,
+                    &format!("{other:?} parts are not served; send \"text\" parts"),
+                ));
+            }
+            None => {
+                let path = part.path("type");
+                return Err(Error::invalid(path.as_str(), format!("`{path}` is missing; send \"text\"")));
+            }
+        }
+        let path = part.path("text");
+        let text = part
+            .string("text")?
+            .ok_or_else(|| Error::invalid(path.as_str(), format!("`{path}` is missing; send a string")))?;
+        if position > 0 {
+            out.push('\n');
+        }
+        out.push_str(text);
+    }
+    Ok(out)
+}
+
+/// Templates iterate over arguments, so a JSON string that spells an object becomes that object.
+fn tool_calls(fields: &Fields<'_>) -> Result<Option<Value>> {
+    let Some(calls) = fields.array("tool_calls")? else { return Ok(None) };
+    let mut out = Vec::with_capacity(calls.len());
+    for (position, call) in calls.iter().enumerate() {
+        let path = format!("{}[{position}]", fields.path("tool_calls"));
+        Fields::of(call, path.as_str())?.object("function")?;
+        let mut call = call.clone();
+        if let Some(arguments) = call.pointer_mut("/function/arguments")
+            && let Some(object) = arguments.as_str().and_then(parse_object)
+        {
+            *arguments = object;
+        }
+        out.push(call);
+    }
+    Ok(Some(Value::Array(out)))
+}
+
+fn parse_object(text: &str) -> Option<Value> {
+    serde_json::from_str::<Value>(text).ok().filter(Value::is_object)
+}
+
+fn tools(fields: &Fields<'_>) -> Result<Option<Value>> {
+    match fields.get("tool_choice") {
+        None => {}
+        Some(Value::String(choice)) if choice == "none" || choice == "auto" => {}
+        Some(choice @ (Value::String(_) | Value::Object(_))) => {
+            let remedy = format!("{} forces a call; use \"auto\" or \"none\"", show(choice));
+            return Err(unimplemented(&fields.path("tool_choice"), &remedy));
+        }
+        Some(other) => return Err(wrong(&fields.path("tool_choice"), "a string or an object", other)),
+    }
+    let Some(items) = fields.array("tools")? else { return Ok(None) };
+    for (position, item) in items.iter().enumerate() {
+        let tool = Fields::of(item, format!("{}[{position}]", fields.path("tools")))?;
+        let function = tool.object("function")?.ok_or_else(|| {
+            let path = tool.path("function");
+            Error::invalid(path.as_str(), format!("`{path}` is missing; describe a function"))
+        })?;
+        if function.string("name")?.is_none_or(str::is_empty) {
+            let path = function.path("name");
+            return Err(Error::invalid(path.as_str(), format!("`{path}` is missing; name the function")));
+        }
+    }
+    Ok((!items.is_empty()).then(|| Value::Array(items.to_vec())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use branchline_core::ErrorCode;
+    use serde_json::json;
+
+    fn read(value: Value) -> Result<ChatTemplateInput> {
+        read_template_input(&Fields::of(&value, "").unwrap())
+    }
+
+    fn refused(messages: Value) -> (String, ErrorCode) {
+        let error = read(json!({"messages": messages})).expect_err(&messages.to_string());
+        (error.field.unwrap_or_default(), error.code)
+    }
+
+    #[test]
+    fn text_parts_are_joined_by_line_breaks() {
+        let input = read(json!({"messages": [{"role": "user", "name": "ann", "content":
+            [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}))
+        .unwrap();
+        assert_eq!(input.messages, json!([{"role": "user", "name": "ann", "content": "a\nb"}]));
+        assert!(input.add_generation_prompt);
+    }
+
+    #[test]
+    fn bad_messages_are_refused_with_their_path() {
+        use ErrorCode::{InvalidArgument, Unimplemented};
+        let image =
+            json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]);
+        assert_eq!(refused(image), ("messages[0].content[1].type".into(), Unimplemented));
+        for (messages, field) in [
+            (json!("hi"), "messages"),
+            (json!([]), "messages"),
+            (json!([1]), "messages[0]"),
+            (json!([{"content": "x"}]), "messages[0].role"),
+            (json!([{"role": 3, "content": "x"}]), "messages[0].role"),
+            (json!([{"role": "user"}]), "messages[0].content"),
+            (json!([{"role": "user", "content": 5}]), "messages[0].content"),
+            (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
+        ] {
+            assert_eq!(refused(messages), (field.into(), InvalidArgument));
+        }
+    }
+
+    #[test]
+    fn tool_call_arguments_become_an_object() {
+        let input = read(json!({"messages": [{"role": "assistant", "content": null, "tool_calls":
+            [{"type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]}]}))
+        .unwrap();
+        assert_eq!(input.messages[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
+        assert_eq!(input.messages[0]["content"], "");
+    }
+
+    #[test]
+    fn tools_are_rendered_unless_a_call_is_forced() {
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let with = |choice: Value| {
+            read(
+                json!({"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": choice}),
+            )
+        };
+        for choice in [json!(null), json!("auto"), json!("none")] {
+            assert_eq!(with(choice).unwrap().tools, Some(tools.clone()));
+        }
+        for choice in [json!("required"), json!({"type": "function", "function": {"name": "f"}})] {
+            assert_eq!(with(choice).unwrap_err().field.as_deref(), Some("tool_choice"));
+        }
+    }
+
+    #[test]
+    fn continuing_the_last_message_excludes_a_new_one() {
+        let messages = json!([{"role": "assistant", "content": "Sure"}]);
+        let input = read(json!({"messages": messages, "continue_final_message": true})).unwrap();
+        assert!(!input.add_generation_prompt);
+        assert_eq!(input.final_text(), Some("Sure"));
+        let both =
+            json!({"messages": messages, "continue_final_message": true, "add_generation_prompt": true});
+        assert!(read(both).is_err());
+    }
+}
