@@ -1,0 +1,142 @@
+"""Native parts of the engine: prefix cache, page ledger and text automaton.
+
+Ids and pages are taken as sequences of integers or integer buffers (`array`, numpy int32, uint32, int64);
+lists, tuples and buffers are the fast ones. A wrong value raises ValueError, a wrong type TypeError.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+_Ids: TypeAlias = (
+    Sequence[int] | array[int] | npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.int64]
+)
+_Stored: TypeAlias = tuple[Literal["stored"], int, list[int], list[int]]
+_Event: TypeAlias = _Stored | tuple[Literal["removed"], list[int]] | tuple[Literal["cleared"]]
+
+@final
+class Vocabulary:
+    """A tokenizer and the bytes of its ids; immutable, shared by streams and threads."""
+
+    @staticmethod
+    def from_tokenizer_json(data: bytes) -> Vocabulary:
+        """Read a tokenizer.json; ValueError says why it can't be."""
+
+    def __len__(self) -> int:
+        """One more than the highest id."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes an id stands for; empty if it has no entry."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is a control token such as an end mark."""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Ids of a text; text that spells an added token gives its id."""
+
+    def decode(self, token_ids: _Ids, skip_special_tokens: bool = True) -> str:
+        """The text of the ids by the tokenizer's own decoder; ids without an entry give nothing."""
+
+@final
+class TextStream:
+    """The text of one sequence, token by token. Any chunking of the same ids gives the same text and stop."""
+
+    def __new__(
+        cls,
+        vocabulary: Vocabulary,
+        stop: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> TextStream:
+        """Start at the first token; ValueError if a stop is empty."""
+
+    def push(self, token_ids: _Ids) -> tuple[str, int, str | None]:
+        """Text now safe to send, tokens consumed (the last one completed the stop, if any), matched stop."""
+
+    def finish(self) -> str:
+        """End without a stop: the held text; an unfinished character becomes one U+FFFD."""
+
+@final
+class PageCache:
+    """Owner of every KV page: free, in the prefix tree (evictable or protected), or private to the caller.
+
+    One thread drives it. Every call either happens whole or raises with nothing changed.
+    """
+
+    def __new__(
+        cls, num_pages: int, page_size: int, *, eviction: str = "lru", share: bool = True
+    ) -> PageCache:
+        """A pool of free pages. With share=False nothing is found and insert leaves all pages private."""
+
+    def match(self, namespace: bytes, token_ids: _Ids, limit: int) -> tuple[int, list[int]]:
+        """Node and pages of the longest cached whole-page prefix of at most `limit` tokens.
+
+        It becomes the most recent. The node is only good until something evicts: lock it first. Node 0 is
+        the empty prefix: locking it does nothing.
+        """
+
+    def lock(self, node: int) -> None:
+        """Keep the node's prefix from eviction; locks count. ValueError if any of it was evicted."""
+
+    def unlock(self, node: int) -> None:
+        """Undo one lock; the prefix becomes the most recent."""
+
+    def available(self) -> int:
+        """Free and evictable pages."""
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Private pages, evicting as needed; None, and nothing changed, if there aren't as many."""
+
+    def insert(self, namespace: bytes, token_ids: _Ids, pages: _Ids) -> tuple[int, int]:
+        """Put a prefix's whole pages into the tree: deepest node, and how many pages were there before.
+
+        `pages[present:whole]` must be private and become the tree's. Those of `pages[:present]` that are not
+        the tree's own stay private to the caller. One page for a partial tail may follow; it stays private.
+        """
+
+    def free(self, pages: _Ids, epoch: int = 0) -> None:
+        """Private pages back to the pool: at once for a retired epoch (0 always is), else when it is."""
+
+    def retire(self, epoch: int) -> None:
+        """The step `epoch` and all before it no longer read any page."""
+
+    def evict(self, pages: int) -> int:
+        """Evict up to `pages` pages, tails of the least recently used leaves first: how many it were."""
+
+    def flush(self) -> int:
+        """Evict all that is unlocked: how many pages."""
+
+    def counters(self) -> tuple[int, int, int, int]:
+        """Pages free, evictable, protected and private (freed but in flight included): sum is num_pages."""
+
+    def drain_events(self) -> list[_Event]:
+        """Changes of residency since the last drain.
+
+        ("stored", parent hash, block hashes, tokens) | ("removed", hashes, children first) | ("cleared",).
+        The parent of a first block is the namespace's root hash.
+        """
+
+    def snapshot(self) -> list[_Stored]:
+        """Everything resident, parents first."""
+
+    def audit(self) -> None:
+        """Check every page, node and counter in O(pages); RuntimeError names the first contradiction."""
+
+def namespace(
+    cache_salt: str | None, extra_key: str | None, adapter: str | None, weight_version: str
+) -> bytes:
+    """Injective encoding of what besides the tokens decides a cache entry."""
+
+def block_hashes(namespace: bytes, token_ids: _Ids, page_size: int) -> list[int]:
+    """Chained hash of every whole page; those of the events."""
+
+def page_demand(prefix: int, length: int, page_size: int) -> int:
+    """Pages to allocate so that a sequence grows from `prefix` to `length` tokens."""
+
+def push_many(streams: Sequence[TextStream], token_ids: _Ids) -> list[tuple[str, int, str | None]]:
+    """Push one token to each stream."""
