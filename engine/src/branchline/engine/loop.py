@@ -1,0 +1,414 @@
+"""The engine's loop, readable aloud: receive → schedule → run → sample → commit → emit.
+
+Owns the thread, the inbox and the order of steps; who runs is the scheduler's, what the model says the
+executor's. Every accepted request gets one finish per sequence or one error; a fault of one request costs
+only that request. Callers are on other threads; sinks are called on the loop's.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from branchline.engine.cache import RadixCacheBackend
+from branchline.engine.cache.feed import EventBatch, EventFeed, Subscription
+from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from branchline.engine.scheduler import Group, Scheduler, SchedulerOptions, Sink
+from branchline.engine.scheduler.batch import Step
+from branchline.engine.scheduler.intake import Intake
+from branchline.engine.scheduler.load import LoopStats, OwnTime, Pace
+from branchline.engine.types import Executor, Request, RowResult
+
+if TYPE_CHECKING:
+    from branchline._native import Vocabulary
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """What the loop needs to know beyond its parts. `audit_when_idle` walks the whole page ledger whenever work runs out."""
+
+    scheduler: SchedulerOptions = SchedulerOptions()
+    eos_token_ids: tuple[int, ...] = ()
+    audit_when_idle: bool = False
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What other threads ask for; guarded by the loop's condition."""
+
+    groups: deque[Group] = field(default_factory=deque)
+    aborts: dict[str, str] = field(default_factory=dict)  # request id → words
+    calls: deque[Callable[[], None]] = field(default_factory=deque)
+    stop: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.groups or self.aborts or self.calls or self.stop)
+
+
+class EngineLoop:
+    """Runs requests on one executor and one cache. Thread-safe but for `step`, which the loop's thread calls.
+
+    The executor and the cache belong to the caller and must not be used by anyone else until `close` returned.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        cache: RadixCacheBackend,
+        vocabulary: Vocabulary,
+        options: LoopOptions = LoopOptions(),  # noqa: B008  frozen
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+        epoch: int | None = None,
+    ) -> None:
+        self.options = options
+        self._executor = executor
+        self._cache = cache
+        self._clock = clock
+        self._scheduler = Scheduler(executor, cache, options.scheduler)
+        self._intake = Intake(executor, cache, vocabulary, options.scheduler, options.eos_token_ids, draw_seed)
+        self._feed = EventFeed(cache, time.time_ns() // 1_000_000 if epoch is None else epoch, executor.page_size)
+        self._condition = threading.Condition()
+        self._inbox = _Inbox()
+        self._live: dict[str, Group] = {}  # guarded by the condition
+        self._deadlines: dict[str, float] = {}  # loop thread only
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._steps = 0
+        self._busy_since: float | None = None  # last completed step, or when work appeared
+        self._own = OwnTime()
+        self._pace = Pace()
+        self._places = 0  # sequences of live requests; guarded by the condition
+        self._done = False
+        self._flushed = 0
+        self._stats = LoopStats()
+        self._observe()
+
+    # ---- for other threads ------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the loop's thread. Raises RuntimeError if it was started before."""
+        if self._thread is not None:
+            raise RuntimeError("the loop is already started")
+        self._thread = threading.Thread(target=self._main, name="engine-loop", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Accept a request; its deltas go to `sink`.
+
+        Raises, and accepts nothing: InvalidArgument for a prompt that can never fit or an id in use,
+        ResourceExhausted for a full queue, Unavailable when closing.
+        """
+        group = self._intake.admit(request, sink, self._clock())
+        with self._condition:
+            if self._closing:
+                raise Unavailable("the worker is shutting down; send the request to another one")
+            if request.request_id in self._live:
+                raise InvalidArgument(
+                    f"request_id {request.request_id!r} is in use; give every live request its own", field="request_id"
+                )
+            self._check_queue()
+            self._live[request.request_id] = group
+            self._places += len(group.sequences)
+            self._inbox.groups.append(group)
+            self._condition.notify_all()
+
+    def abort(self, request_id: str, message: str = "aborted by its owner") -> int:
+        """End a request by its exact id, within one step; 1 if it was alive and not yet being aborted."""
+        with self._condition:
+            if request_id not in self._live or request_id in self._inbox.aborts:
+                return 0
+            self._inbox.aborts[request_id] = message
+            self._condition.notify_all()
+            return 1
+
+    def abort_all(self, message: str = "aborted with all others") -> int:
+        """End every request; how many were alive."""
+        return self._abort_where(lambda group: True, message)
+
+    def abort_sink(self, sink: Sink, message: str = "its stream ended") -> int:
+        """End every request of one sink; how many were alive."""
+        return self._abort_where(lambda group: group.sink == sink, message)
+
+    def flush(self) -> int:
+        """Drop every cached page that no request holds, between two steps; how many."""
+        return self._call(self._flush)
+
+    def stats(self) -> LoopStats:
+        """The latest picture. Ages are as of now."""
+        stats, busy = self._stats, self._busy_since
+        return stats if busy is None else replace(stats, step_age_ms=max(self._clock() - busy, 0.0) * 1e3)
+
+    def subscribe_events(self, callback: Callable[[EventBatch], None]) -> Callable[[], None]:
+        """Send a snapshot and then every change to `callback`, on the loop's thread. Returns what ends it."""
+        subscription: Subscription = self._call(lambda: self._feed.subscribe(callback))
+
+        def unsubscribe() -> None:
+            subscription.closed = True
+            self._post(lambda: self._feed.unsubscribe(subscription))
+
+        return unsubscribe
+
+    def audit(self) -> None:
+        """Walk the whole page ledger between two steps. Raises RuntimeError if a page is in no state or in two."""
+        self._call(self._audit)
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop the thread. Idempotent."""
+        with self._condition:
+            self._closing = True
+            if self._thread is not None:
+                self._condition.wait_for(lambda: not self._live or self._done, timeout=drain_s)
+        self.abort_all("the worker is shutting down")
+        with self._condition:
+            self._inbox.stop = True
+            self._condition.notify_all()
+        if self._thread is None:
+            self._guarded_step()
+            self._done = True
+        else:
+            self._thread.join()
+
+    def _check_queue(self) -> None:
+        """Refuse what would wait behind a full queue. Called with the condition held."""
+        limits = self.options.scheduler
+        queued = self._places - limits.max_running_requests
+        if queued >= limits.max_queued_requests:
+            raise ResourceExhausted(
+                f"{queued} sequences are queued and max_queued_requests is {limits.max_queued_requests}; try again later",
+                retry_after_ms=self._pace.retry_after_ms(),
+            )
+
+    def _abort_where(self, matches: Callable[[Group], bool], message: str) -> int:
+        with self._condition:
+            found = [
+                request_id
+                for request_id, group in self._live.items()
+                if request_id not in self._inbox.aborts and matches(group)
+            ]
+            self._inbox.aborts.update(dict.fromkeys(found, message))
+            self._condition.notify_all()
+            return len(found)
+
+    def _call(self, action: Callable[[], T]) -> T:
+        """Run `action` on the loop's thread between two steps and wait for its value or its exception."""
+        if self._thread is None or threading.current_thread() is self._thread:
+            return action()
+        outcome: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(action())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        self._post(run)
+        return outcome.result()
+
+    def _post(self, action: Callable[[], None]) -> None:
+        """Run `action` on the loop's thread between two steps; at once if the loop has ended."""
+        with self._condition:
+            if not self._done and self._thread is not None:
+                self._inbox.calls.append(action)
+                self._condition.notify_all()
+                return
+        action()
+
+    # ---- the loop ---------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One turn: receive, schedule, run, sample, commit, emit. Whether the model ran."""
+        started = time.perf_counter()
+        self._receive()
+        step = self._schedule()
+        before_run = time.perf_counter()
+        results = self._run_and_sample(step) if step is not None else None
+        after_run = time.perf_counter()
+        if step is not None and results is not None:
+            self._commit(step, results)
+        elif step is None and self._scheduler.has_work:
+            self._unblock()
+        self._emit()
+        self._observe()
+        if step is not None:
+            self._own.add((before_run - started + time.perf_counter() - after_run) * 1e3)
+        return step is not None
+
+    def _receive(self) -> None:
+        """Take in what other threads asked for, and what the clock did."""
+        with self._condition:
+            inbox, self._inbox = self._inbox, _Inbox(stop=self._inbox.stop)
+        now = self._clock()
+        for group in inbox.groups:
+            self._accept(group, now)
+        for request_id, message in inbox.aborts.items():
+            self._end(request_id, now, message)
+        for request_id in [key for key, deadline in self._deadlines.items() if now >= deadline]:
+            self._end(request_id, now, "deadline passed")
+        if self._busy_since is None and self._scheduler.has_work:
+            self._busy_since = now
+        for call in inbox.calls:
+            call()
+
+    def _schedule(self) -> Step | None:
+        """Choose the step's rows and take their pages."""
+        return self._scheduler.schedule(self._clock()) if self._scheduler.has_work else None
+
+    def _run_and_sample(self, step: Step) -> list[RowResult] | None:
+        """Forward pass and sampling. A failure costs the step's requests, not the loop."""
+        try:
+            logits = self._run(step)
+            return self._sample(logits, step)
+        except Exception as error:
+            logger.exception("the executor failed in step %d with %d sequences", self._steps, len(step.rows))
+            self._scheduler.fail_step(step, InternalError(f"the model could not run: {type(error).__name__}: {error}"))
+            return None
+
+    def _run(self, step: Step) -> object:
+        """KV and logits of the step's rows."""
+        return self._executor.run(step.batch)
+
+    def _sample(self, logits: object, step: Step) -> list[RowResult]:
+        """One result per plan."""
+        results = self._executor.sample(logits, step.plans) if step.plans else []
+        if len(results) != len(step.plans):
+            raise RuntimeError(f"{len(results)} results for {len(step.plans)} plans")
+        return results
+
+    def _commit(self, step: Step, results: list[RowResult]) -> None:
+        """Tokens, text, ends and pages."""
+        self._scheduler.commit(step, results, self._clock())
+
+    def _emit(self) -> None:
+        """Send the step's news and cache events; forget what ended."""
+        self._steps += 1
+        for sink, deltas in self._scheduler.outbox.take().items():
+            for delta in deltas:
+                if delta.error is not None or delta.finish is not None:
+                    self._forget(delta.request_id)
+            try:
+                sink(self._steps, deltas)
+            except Exception:
+                logger.exception("a stream can't take its news; its requests are aborted")
+                self.abort_sink(sink)
+        self._feed.publish()
+
+    # ---- helpers of the loop's thread -------------------------------------------------------
+
+    def _main(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: bool(self._inbox) or self._scheduler.has_work)
+                if self._inbox.stop and not self._live and not self._inbox.calls:
+                    self._done = True
+                    self._condition.notify_all()
+                    return
+            self._guarded_step()
+
+    def _guarded_step(self) -> None:
+        """A fault of the loop itself ends all requests, loudly, but not the worker."""
+        try:
+            self.step()
+            if self.options.audit_when_idle and not self._scheduler.has_work:
+                self._audit()
+        except Exception as error:
+            logger.exception("step %d failed outside any request; all requests are ended", self._steps)
+            failure = InternalError(f"the engine's loop failed: {type(error).__name__}: {error}")
+            with self._condition:
+                groups = list(self._live.values())
+            for group in groups:
+                self._scheduler.fail(group, failure)
+            self._emit()
+            self._observe()
+
+    def _accept(self, group: Group, now: float) -> None:
+        request = group.request
+        try:
+            self._intake.prepare(group)
+            self._scheduler.enqueue(group, now)
+        except EngineError as error:
+            self._scheduler.fail(group, error)
+        except Exception as error:
+            self._scheduler.fail(group, InternalError(f"the request can't be set up: {type(error).__name__}: {error}"))
+        else:
+            if request.deadline_s is not None:
+                self._deadlines[request.request_id] = request.deadline_s
+
+    def _end(self, request_id: str, now: float, message: str) -> None:
+        with self._condition:
+            group = self._live.get(request_id)
+        if group is not None:
+            self._scheduler.abort(group, now, message)
+
+    def _forget(self, request_id: str) -> None:
+        """Drop a request of which nothing runs any more."""
+        with self._condition:
+            group = self._live.get(request_id)
+            if group is not None and group.live == 0:
+                del self._live[request_id]
+                self._places -= len(group.sequences)
+                self._pace.end(self._clock())
+                self._deadlines.pop(request_id, None)
+                if not self._live:
+                    self._condition.notify_all()
+
+    def _unblock(self) -> None:
+        """Work exists and nothing can run: a fault of ours. End the first waiting request rather than spin."""
+        stuck = next(iter(self._scheduler.waiting), None)
+        if stuck is not None and not self._scheduler.running:
+            logger.error("request %s can't be scheduled on an idle worker", stuck.group.request.request_id)
+            self._scheduler.fail(stuck.group, InternalError("the request can't be scheduled on an idle worker"))
+
+    def _flush(self) -> int:
+        self._feed.publish()
+        dropped = self._scheduler.flush()
+        self._flushed += dropped
+        self._feed.publish()
+        return dropped
+
+    def _audit(self) -> None:
+        self._cache.audit()
+        free, evictable, protected, private = self._cache.counters()
+        if free + evictable + protected + private != self._executor.num_pages:
+            raise RuntimeError(f"{free}+{evictable}+{protected}+{private} pages of {self._executor.num_pages}")
+        if not self._scheduler.has_work and protected + private:
+            raise RuntimeError(f"{protected} protected and {private} private pages while nothing runs")
+
+    def _observe(self) -> None:
+        """Publish the picture that other threads read."""
+        scheduler, counters = self._scheduler, self._scheduler.counters
+        free, evictable, protected, private = self._cache.counters()
+        now = self._clock()
+        self._busy_since = now if scheduler.has_work else None
+        oldest = scheduler.waiting.oldest_s()
+        self._stats = LoopStats(
+            page_size=self._executor.page_size,
+            pages_total=self._executor.num_pages,
+            pages_free=free,
+            pages_evictable=evictable,
+            pages_protected=protected,
+            pages_private=private,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            lookups=counters.lookups,
+            hits=counters.hits,
+            evicted_pages=self._feed.removed_pages - self._flushed,
+            retractions=counters.retractions,
+            running=scheduler.running,
+            waiting=len(scheduler.waiting),
+            waiting_uncached_tokens=scheduler.waiting_uncached_tokens(),
+            queue_age_ms=0.0 if oldest is None else (now - oldest) * 1e3,
+            steps=self._steps,
+            scheduler_ms_per_step=self._own.mean(),
+        )

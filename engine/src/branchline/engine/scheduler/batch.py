@@ -1,0 +1,109 @@
+"""Packs one step's rows into a ForwardBatch and its RowPlans.
+
+Plain lists until the very end, numpy only to hand over. Changes nothing of a sequence but its own reused plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from branchline.engine.scheduler.sequence import Sequence
+from branchline.engine.types import ForwardBatch, RowPlan
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence's part of a step: `count` tokens from `start` on; its plans are [first_plan, first_plan + scores + sampled)."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    first_plan: int = 0
+    scores: int = 0
+    sampled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """What to run, and whose it is."""
+
+    rows: list[Row]
+    batch: ForwardBatch
+    plans: list[RowPlan]
+
+
+def pack(rows: list[Row], page_size: int) -> Step:
+    """The step of these rows, in their order."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    counts: list[int] = []
+    lengths: list[int] = []
+    tables: list[list[int]] = []
+    wanted: list[int] = []
+    plans: list[RowPlan] = []
+    for row in rows:
+        sequence, start, count = row.sequence, row.start, row.count
+        end = start + count
+        offset = len(tokens)
+        pages = sequence.pages
+        if count == 1:
+            tokens.append(sequence.tokens[start])
+            positions.append(start)
+            slots.append(pages[start // page_size] * page_size + start % page_size)
+        else:
+            tokens.extend(sequence.tokens[start:end])
+            positions.extend(range(start, end))
+            slots.extend(pages[at // page_size] * page_size + at % page_size for at in range(start, end))
+        counts.append(count)
+        lengths.append(end)
+        tables.append(pages)
+        row.first_plan = len(plans)
+        if sequence.scored < sequence.prompt_len:
+            row.scores = _plan_scores(row, offset, wanted, plans)
+        if end == len(sequence.tokens) and sequence.samples:
+            row.sampled = True
+            plans.append(_plan_sample(sequence, len(wanted)))
+            wanted.append(offset + count - 1)
+    batch = ForwardBatch(
+        token_ids=np.array(tokens, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        slots=np.array(slots, dtype=np.int64),
+        query_lens=np.array(counts, dtype=np.int32),
+        context_lens=np.array(lengths, dtype=np.int32),
+        page_tables=tables,
+        logit_rows=np.array(wanted, dtype=np.int64),
+    )
+    return Step(rows, batch, plans)
+
+
+def _plan_sample(sequence: Sequence, wanted: int) -> RowPlan:
+    plan = sequence.plan
+    plan.row = wanted
+    plan.position = len(sequence.tokens)
+    plan.banned = sequence.banned if sequence.generated < sequence.min_tokens else ()
+    return plan
+
+
+def _plan_scores(row: Row, offset: int, wanted: list[int], plans: list[RowPlan]) -> int:
+    """Rows of this chunk whose next prompt token is to be scored; the last prompt token scores nothing."""
+    sequence = row.sequence
+    request = sequence.group.request
+    first = max(sequence.scored, row.start + 1)
+    last = min(row.start + row.count, sequence.prompt_len - 1)
+    for position in range(first, last + 1):
+        plans.append(
+            RowPlan(
+                row=len(wanted),
+                params=request.sampling,
+                position=position,
+                target=sequence.tokens[position],
+                want_logprob=True,
+                top_k=request.logprobs.top_k,
+                chosen_ids=request.logprobs.token_ids,
+            )
+        )
+        wanted.append(offset + position - 1 - row.start)
+    return max(last - first + 1, 0)

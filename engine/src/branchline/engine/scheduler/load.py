@@ -1,0 +1,71 @@
+"""The picture of the loop that other threads read: cache, queue and step figures between two steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+STEP_SAMPLES = 1024  # steps over which the scheduler's own time is averaged
+END_SAMPLES = 32  # request ends over which the pace is measured
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStats:
+    """A consistent picture between two steps. Pages: the four states sum to `pages_total`."""
+
+    page_size: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_evictable: int = 0
+    pages_protected: int = 0
+    pages_private: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    lookups: int = 0
+    hits: int = 0
+    evicted_pages: int = 0
+    retractions: int = 0
+    running: int = 0
+    waiting: int = 0
+    waiting_uncached_tokens: int = 0
+    queue_age_ms: float = 0.0
+    step_age_ms: float = 0.0
+    steps: int = 0
+    scheduler_ms_per_step: float = 0.0
+
+
+class OwnTime:
+    """Running mean of the scheduler's own milliseconds a step."""
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=STEP_SAMPLES)
+        self._sum = 0.0
+
+    def add(self, milliseconds: float) -> None:
+        """Count one step."""
+        if len(self._samples) == STEP_SAMPLES:
+            self._sum -= self._samples[0]
+        self._samples.append(milliseconds)
+        self._sum += milliseconds
+
+    def mean(self) -> float:
+        """Over the latest STEP_SAMPLES steps; 0 before the first."""
+        return self._sum / len(self._samples) if self._samples else 0.0
+
+
+class Pace:
+    """How fast requests end; tells a refused one when a place may be free."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=END_SAMPLES)
+
+    def end(self, now: float) -> None:
+        """One request ended."""
+        self._ends.append(now)
+
+    def retry_after_ms(self) -> int:
+        """Mean time between ends, in [50, 30,000] ms; 1,000 if unknown."""
+        if len(self._ends) < 2:
+            return 1000
+        between = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        return min(max(int(between * 1e3), 50), 30_000)

@@ -1,0 +1,82 @@
+"""A sequence's KV pages: demand, growth, hand-over to the tree, release. The only caller of a cache's ledger.
+
+Page tables are append-only. What is taken is given back through `release`, on every way out.
+"""
+
+from __future__ import annotations
+
+from branchline.engine.cache import RadixCacheBackend
+from branchline.engine.scheduler.sequence import Sequence
+
+
+def page_demand(computed: int, length: int, page_size: int) -> int:
+    """New pages that grow KV from `computed` to `length` tokens: a partial tail page is used first."""
+    return -(-length // page_size) - -(-computed // page_size)
+
+
+class PageTables:
+    """Grows and returns the pages of sequences over one cache."""
+
+    def __init__(self, cache: RadixCacheBackend, num_pages: int, page_size: int) -> None:
+        self.cache = cache
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.version = 0  # rises when the tree may have grown
+
+    def find(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
+        """(node, pages) that the tree has of the sequence's first `limit` tokens. Nothing is locked."""
+        return self.cache.match(sequence.group.request.namespace, sequence.tokens, limit)
+
+    def attach(self, sequence: Sequence, node: int, pages: list[int]) -> None:
+        """Start a sequence on pages found and locked by the caller."""
+        sequence.node = node
+        sequence.pages = pages
+        sequence.full = len(pages)
+        sequence.computed = len(pages) * self.page_size
+
+    def missing(self, sequence: Sequence) -> int:
+        """Pages still needed for the KV of all its tokens and of the next one."""
+        return -(-(len(sequence.tokens) + sequence.samples) // self.page_size) - len(sequence.pages)
+
+    def extend(self, sequence: Sequence, count: int) -> int:
+        """Take pages for up to `count` new tokens; for how many of them there is room now."""
+        need = page_demand(len(sequence.pages) * self.page_size, sequence.computed + count, self.page_size)
+        if need <= 0:
+            return count
+        take = min(need, self.cache.available())
+        pages = self.cache.allocate(take) if take else []
+        if pages is None:  # the backend promised more than it had
+            pages = []
+        sequence.pages.extend(pages)
+        return min(count, len(sequence.pages) * self.page_size - sequence.computed)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Give every whole page of computed KV to the tree; duplicates stay the sequence's own."""
+        full = sequence.computed // self.page_size
+        if full <= sequence.full:
+            return
+        tokens = sequence.tokens[: full * self.page_size]
+        node, present = self.cache.insert(sequence.group.request.namespace, tokens, sequence.pages[:full])
+        if present > sequence.full:
+            sequence.duplicates.extend(sequence.pages[sequence.full : present])
+        self.cache.lock(node)
+        if sequence.node is not None:
+            self.cache.unlock(sequence.node)
+        sequence.node = node
+        sequence.full = full
+        self.version += 1
+
+    def release(self, sequence: Sequence, *, keep: bool) -> None:
+        """Take all pages off a sequence; `keep` leaves its whole pages in the tree. Idempotent."""
+        if keep:
+            self.publish(sequence)
+        own = sequence.duplicates + sequence.pages[sequence.full :]
+        if sequence.node is not None:
+            self.cache.unlock(sequence.node)
+        if own:
+            self.cache.free(own)
+        sequence.node = None
+        sequence.pages = []
+        sequence.duplicates = []
+        sequence.full = 0
+        sequence.computed = 0

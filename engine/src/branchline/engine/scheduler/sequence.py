@@ -1,0 +1,106 @@
+"""State of accepted requests: a Group is one request, a Sequence one of its n continuations.
+
+Plain state, keyed by the sequence's number; nothing here is shared by position in a batch. Pages are
+handled by pages.py alone, text and ends by progress.py alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from branchline.engine.types import Delta, Request, RowPlan
+
+Sink = Callable[[int, list[Delta]], None]
+"""Takes (step number, deltas) on the loop's thread; must not block. One sink is one gateway stream."""
+
+
+class TextAutomaton(Protocol):
+    """Token ids → text that is safe to send; finds stop strings. One per sequence."""
+
+    def push(self, token_ids: list[int]) -> tuple[str, int, str | None]:
+        """(text, tokens consumed, matched stop string)."""
+
+    def finish(self) -> str:
+        """Text held back so far."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One accepted request. `live` counts its unfinished sequences; at zero it is forgotten."""
+
+    request: Request
+    sink: Sink
+    arrival_s: float
+    hashes: list[int]  # chained hashes of the prompt's whole pages
+    sequences: list[Sequence] = field(default_factory=list)
+    live: int = 0
+    reported: bool = False  # whether the prompt report went out
+    cached_tokens: int | None = None  # fixed at the first scheduling
+    failed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation of a prompt, waiting or running.
+
+    `tokens` is prompt + output; the KV of tokens[:computed] lies in `pages`. The first `full` pages were
+    given to the tree: all of them are the tree's but `duplicates`, which it had from someone else.
+    """
+
+    number: int
+    group: Group
+    index: int
+    tokens: list[int]
+    prompt_len: int
+    max_len: int  # ends by length when so many tokens exist
+    samples: bool  # False for max_tokens 0
+    text: TextAutomaton
+    plan: RowPlan  # reused for every sampled row
+    ends: frozenset[int]
+    banned: tuple[int, ...]  # what `ends` means to the sampler before min_tokens
+    min_tokens: int
+    # KV
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    node: int | None = None  # locked handle
+    full: int = 0
+    duplicates: list[int] = field(default_factory=list)
+    # input logprobs: the next prompt position to score; prompt_len if none is left
+    scored: int = 0
+    scores: list[float] = field(default_factory=list)  # of positions score_base.., for the store
+    score_base: int = 0
+    # queue
+    admitted: int = 0  # rises with each admission; the latest is the first victim
+    enqueued_pass: int = 0
+    enqueued_s: float = 0.0
+    matched: int = 0  # estimate of cached tokens while waiting
+    matched_version: int = -1
+    share_waits: int = 0
+    retractions: int = 0
+    finished: bool = False
+    # times, seconds on the loop's clock
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def work(self) -> int:
+        """Tokens whose KV is not computed yet."""
+        return len(self.tokens) - self.computed
+
+
+def child_seed(seed: int, index: int) -> int:
+    """Seed of the sequence `index` of a request: sequence 0 has the request's own."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(
+        (seed & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8
+    )
+    return int.from_bytes(digest.digest(), "little")
