@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """What the loop needs to know beyond its parts. `audit_when_idle` walks the whole page ledger whenever work runs out."""
+    """What the loop needs beyond its parts. `audit_when_idle` walks the whole page ledger when work runs out."""
 
-    scheduler: SchedulerOptions = SchedulerOptions()
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     eos_token_ids: tuple[int, ...] = ()
     audit_when_idle: bool = False
 
@@ -66,7 +66,7 @@ class EngineLoop:
         executor: Executor,
         cache: RadixCacheBackend,
         vocabulary: Vocabulary,
-        options: LoopOptions = LoopOptions(),  # noqa: B008  frozen
+        options: LoopOptions = LoopOptions(),
         *,
         clock: Callable[[], float] = time.monotonic,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
@@ -91,7 +91,7 @@ class EngineLoop:
         self._pace = Pace()
         self._places = 0  # sequences of live requests; guarded by the condition
         self._done = False
-        self._flushed = 0
+        self._evicted = 0
         self._stats = LoopStats()
         self._observe()
 
@@ -150,6 +150,12 @@ class EngineLoop:
         stats, busy = self._stats, self._busy_since
         return stats if busy is None else replace(stats, step_age_ms=max(self._clock() - busy, 0.0) * 1e3)
 
+    @property
+    def busy(self) -> bool:
+        """Whether any accepted request is unfinished."""
+        with self._condition:
+            return bool(self._live)
+
     def subscribe_events(self, callback: Callable[[EventBatch], None]) -> Callable[[], None]:
         """Send a snapshot and then every change to `callback`, on the loop's thread. Returns what ends it."""
         subscription: Subscription = self._call(lambda: self._feed.subscribe(callback))
@@ -186,7 +192,8 @@ class EngineLoop:
         queued = self._places - limits.max_running_requests
         if queued >= limits.max_queued_requests:
             raise ResourceExhausted(
-                f"{queued} sequences are queued and max_queued_requests is {limits.max_queued_requests}; try again later",
+                f"{queued} sequences are queued and max_queued_requests is {limits.max_queued_requests}; "
+                "try again later",
                 retry_after_ms=self._pace.retry_after_ms(),
             )
 
@@ -302,7 +309,7 @@ class EngineLoop:
             except Exception:
                 logger.exception("a stream can't take its news; its requests are aborted")
                 self.abort_sink(sink)
-        self._feed.publish()
+        self._evicted += self._feed.publish()
 
     # ---- helpers of the loop's thread -------------------------------------------------------
 
@@ -371,9 +378,8 @@ class EngineLoop:
             self._scheduler.fail(stuck.group, InternalError("the request can't be scheduled on an idle worker"))
 
     def _flush(self) -> int:
-        self._feed.publish()
+        self._evicted += self._feed.publish()
         dropped = self._scheduler.flush()
-        self._flushed += dropped
         self._feed.publish()
         return dropped
 
@@ -403,7 +409,7 @@ class EngineLoop:
             cached_tokens=counters.cached_tokens,
             lookups=counters.lookups,
             hits=counters.hits,
-            evicted_pages=self._feed.removed_pages - self._flushed,
+            evicted_pages=self._evicted,
             retractions=counters.retractions,
             running=scheduler.running,
             waiting=len(scheduler.waiting),

@@ -7,9 +7,9 @@ is asked for. Imports neither torch nor the scheduler.
 from __future__ import annotations
 
 from branchline import registry
-from branchline.engine.cache.base import CacheContext, CacheEvent, RadixCacheBackend
+from branchline.engine.cache.base import CacheContext, CacheEvent, RadixCacheBackend, StoredEvent
 
-__all__ = ["CacheContext", "CacheEvent", "RadixCacheBackend", "build_cache"]
+__all__ = ["CacheContext", "CacheEvent", "RadixCacheBackend", "StoredEvent", "build_cache"]
 
 registry.radix_cache_backends.register_lazy("native", "branchline.engine.cache.native:NativeCache", api_version=1)
 registry.radix_cache_backends.register_lazy(
@@ -19,7 +19,7 @@ registry.radix_cache_backends.register_lazy("none", "branchline.engine.cache.pri
 
 
 def build_cache(name: str, context: CacheContext) -> RadixCacheBackend:
-    """The backend registered under `name`, built. Raises RegistryError for an unknown name or a non-conforming product."""
+    """Build the backend registered under `name`. Raises RegistryError if it is unknown or does not conform."""
     factory = registry.radix_cache_backends.get(name)
     cache = factory(context)
     registry.radix_cache_backends.verify(name, cache)

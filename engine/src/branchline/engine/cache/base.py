@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
-CacheEvent = tuple[object, ...]
-"""("stored", parent hash, [hash…], [token…]) | ("removed", [hash…]) | ("cleared",)."""
+StoredEvent: TypeAlias = tuple[Literal["stored"], int, list[int], list[int]]
+"""("stored", parent hash, block hashes, their tokens): whole blocks that became resident."""
+
+CacheEvent: TypeAlias = StoredEvent | tuple[Literal["removed"], list[int]] | tuple[Literal["cleared"]]
+"""A change of residency; ("removed", hashes) lists children first, ("cleared",) is everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class RadixCacheBackend(Protocol):
     def drain_events(self) -> list[CacheEvent]:
         """What became resident or ceased to be since the last call, in order."""
 
-    def snapshot(self) -> list[CacheEvent]:
+    def snapshot(self) -> list[StoredEvent]:
         """`stored` events of everything resident, parents first."""
 
     def audit(self) -> None:

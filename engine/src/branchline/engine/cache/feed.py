@@ -7,7 +7,7 @@ a gap or an overlap. Owns no cache; a subscriber that raises is dropped and logg
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from branchline.engine.cache.base import CacheEvent, RadixCacheBackend
@@ -47,21 +47,14 @@ class EventFeed:
         self._epoch = epoch
         self._page_size = page_size
         self._subscriptions: list[Subscription] = []
-        self.removed_pages = 0
 
-    def publish(self) -> None:
-        """Send what happened since the last call."""
+    def publish(self) -> int:
+        """Send what happened since the last call; how many pages were removed."""
         events = self._cache.drain_events()
         if not events:
-            return
-        for event in events:
-            if event[0] == "removed":
-                self.removed_pages += len(event[1])  # type: ignore[arg-type]
-        if not self._subscriptions:
-            return
-        for batch in self._pieces(events):
-            for subscription in list(self._subscriptions):
-                self._send(subscription, batch, snapshot=False, last=False)
+            return 0
+        self._broadcast(events)
+        return sum(len(event[1]) for event in events if event[0] == "removed")
 
     def subscribe(self, callback: Callable[[EventBatch], None]) -> Subscription:
         """Send a snapshot, then register. An empty cache gives one empty snapshot batch."""
@@ -80,6 +73,13 @@ class EventFeed:
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
 
+    def _broadcast(self, events: list[CacheEvent]) -> None:
+        if not self._subscriptions:
+            return
+        for batch in self._pieces(events):
+            for subscription in list(self._subscriptions):
+                self._send(subscription, batch, snapshot=False, last=False)
+
     def _send(self, subscription: Subscription, events: list[CacheEvent], *, snapshot: bool, last: bool) -> None:
         if subscription.closed:
             return
@@ -91,40 +91,33 @@ class EventFeed:
             logger.exception("kv event subscriber failed; it is dropped and has to subscribe again")
             self.unsubscribe(subscription)
 
-    def _pieces(self, events: list[CacheEvent]) -> Iterator[list[CacheEvent]]:
+    def _pieces(self, events: Sequence[CacheEvent]) -> Iterator[list[CacheEvent]]:
         """Cut into batches of bounded size; a long stored run is cut between blocks and re-parented."""
         piece: list[CacheEvent] = []
         tokens = blocks = 0
         for event in events:
             for part in self._parts(event):
-                size = _size(part)
-                if piece and (tokens + size[0] > MAX_TOKENS or blocks + size[1] > MAX_BLOCKS):
+                more_tokens = len(part[3]) if part[0] == "stored" else 0
+                more_blocks = len(part[2]) if part[0] == "stored" else len(part[1]) if part[0] == "removed" else 0
+                if piece and (tokens + more_tokens > MAX_TOKENS or blocks + more_blocks > MAX_BLOCKS):
                     yield piece
                     piece, tokens, blocks = [], 0, 0
                 piece.append(part)
-                tokens, blocks = tokens + size[0], blocks + size[1]
+                tokens, blocks = tokens + more_tokens, blocks + more_blocks
         if piece:
             yield piece
 
     def _parts(self, event: CacheEvent) -> Iterator[CacheEvent]:
-        kind = event[0]
-        if kind == "removed":
-            hashes: list[int] = event[1]  # type: ignore[assignment]
-            for first in range(0, len(hashes), MAX_BLOCKS):
-                yield ("removed", hashes[first : first + MAX_BLOCKS])
-        elif kind == "stored":
-            parent, hashes, tokens = event[1], event[2], event[3]  # type: ignore[assignment]
-            step = max(min(MAX_TOKENS // self._page_size, MAX_BLOCKS), 1)
+        if event[0] == "removed":
+            for first in range(0, len(event[1]), MAX_BLOCKS):
+                yield ("removed", event[1][first : first + MAX_BLOCKS])
+        elif event[0] == "stored":
+            size = self._page_size
+            _, parent, hashes, tokens = event
+            step = max(min(MAX_TOKENS // size, MAX_BLOCKS), 1)
             for first in range(0, len(hashes), step):
                 run = hashes[first : first + step]
-                yield ("stored", parent, run, tokens[first * self._page_size : (first + step) * self._page_size])  # type: ignore[index]
+                yield ("stored", parent, run, tokens[first * size : (first + step) * size])
                 parent = run[-1]
         else:
             yield event
-
-
-def _size(event: CacheEvent) -> tuple[int, int]:
-    """(tokens, blocks) of one event."""
-    if event[0] == "stored":
-        return len(event[3]), len(event[2])  # type: ignore[arg-type]
-    return 0, len(event[1]) if event[0] == "removed" else 0  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ class Ledger:
         self.private.remove(page)
 
     def free(self, pages: Sequence[int], epoch: int) -> None:
-        """Return private pages at once, or when `epoch` retires. Raises ValueError, with nothing changed, for others."""
+        """Return private pages at once, or when `epoch` retires. Raises ValueError for others and changes nothing."""
         waiting = {page for _, page in self.pending}
         if len(set(pages)) != len(pages) or any(page not in self.private or page in waiting for page in pages):
             raise ValueError(f"pages {list(pages)} are not all private; a page is freed once, by its owner")

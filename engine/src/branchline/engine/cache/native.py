@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from branchline import _native
-from branchline.engine.cache.base import CacheContext, CacheEvent
+from branchline.engine.cache.base import CacheContext, CacheEvent, StoredEvent
 
 
 class NativeCache:
@@ -73,7 +73,7 @@ class NativeCache:
         """See RadixCacheBackend."""
         return self._pages.drain_events()
 
-    def snapshot(self) -> list[CacheEvent]:
+    def snapshot(self) -> list[StoredEvent]:
         """See RadixCacheBackend."""
         return self._pages.snapshot()
 

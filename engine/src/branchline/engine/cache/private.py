@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from branchline.engine.cache.base import CacheContext, CacheEvent
+from branchline.engine.cache.base import CacheContext, CacheEvent, StoredEvent
 from branchline.engine.cache.hashing import block_hashes
 from branchline.engine.cache.ledger import Ledger
 
@@ -71,7 +71,7 @@ class PrivateCache:
         """Nothing is ever resident."""
         return []
 
-    def snapshot(self) -> list[CacheEvent]:
+    def snapshot(self) -> list[StoredEvent]:
         """Nothing is ever resident."""
         return []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from branchline.engine.cache.base import CacheContext, CacheEvent
+from branchline.engine.cache.base import CacheContext, CacheEvent, StoredEvent
 from branchline.engine.cache.hashing import block_hashes, chain_hash, root_hash
 from branchline.engine.cache.ledger import Ledger
 
@@ -85,7 +85,8 @@ class ReferenceCache:
         if len(token_ids) != len(pages) * self._page_size:
             raise ValueError(f"{len(token_ids)} tokens do not fill {len(pages)} pages of {self._page_size}")
         node = self._roots.setdefault(namespace, Node(0, None, (), -1, root_hash(namespace)))
-        present, now, parent, stored = 0, next(self._clock), 0, []
+        stored: list[Node] = []
+        present, now, parent = 0, next(self._clock), 0
         for block, page in zip(self._blocks(token_ids, len(token_ids)), pages, strict=True):
             child = node.children.get(block)
             if child is None:
@@ -144,7 +145,7 @@ class ReferenceCache:
         events, self._events = self._events, []
         return events
 
-    def snapshot(self) -> list[CacheEvent]:
+    def snapshot(self) -> list[StoredEvent]:
         """See RadixCacheBackend; handles rise along every path, so their order puts parents first."""
         return [
             ("stored", node.parent.hash, [node.hash], list(node.block))

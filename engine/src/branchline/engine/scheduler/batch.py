@@ -15,7 +15,7 @@ from branchline.engine.types import ForwardBatch, RowPlan
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sequence's part of a step: `count` tokens from `start` on; its plans are [first_plan, first_plan + scores + sampled)."""
+    """One sequence's part of a step: `count` tokens from `start` on, `scores` plans and then perhaps a sampled one."""
 
     sequence: Sequence
     start: int

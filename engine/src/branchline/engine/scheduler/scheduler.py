@@ -153,11 +153,12 @@ class Scheduler:
             sequence,
             FinishReason.LENGTH,
             now,
-            f"the KV pool of {pool} tokens is full after {len(sequence.tokens)} tokens; start the worker with a larger one",
+            f"the KV pool of {pool} tokens is full after {len(sequence.tokens)} tokens; "
+            "start the worker with a larger one",
         )
 
     def _retract(self, spare: Sequence | None = None) -> bool:
-        """Send one running sequence back to the queue: fewest generated tokens, then latest admitted. Never the last."""
+        """Requeue one running sequence: fewest generated tokens, then latest admitted. Never the last."""
         candidates = [*self._decoding.values(), *self._prefilling.values()]
         if len(candidates) < 2:
             return False

@@ -64,9 +64,7 @@ class WaitingQueue:
         cap, passes, seconds = options.locality_cap_tokens, options.aging_passes, options.aging_seconds
 
         def score(sequence: Sequence) -> float:
-            waited = max(
-                (pass_number - sequence.enqueued_pass) / passes, (now - sequence.enqueued_s) / seconds
-            )
+            waited = max((pass_number - sequence.enqueued_pass) / passes, (now - sequence.enqueued_s) / seconds)
             return -waited - min(sequence.matched, cap) / cap
 
         return self.resumed() + sorted(self.window(), key=score)
