@@ -1,1 +1,14 @@
 //! Routing policies and the cache index. Pure and sync: clock and randomness are passed in.
+//!
+//! [`BlockIndex`] mirrors engines' caches exactly from their events; [`TextIndex`] remembers approximately where
+//! prompts went whose workers say nothing. Both answer how much of a prompt a worker has; a [`Policy`] turns
+//! that and the load into a choice.
+
+mod block;
+mod identity;
+mod policy;
+mod text;
+
+pub use block::{Batch, BlockIndex, Change, Gap};
+pub use policy::{Candidate, Policy, PolicyKind};
+pub use text::{BLOCK_BYTES, TextIndex};
