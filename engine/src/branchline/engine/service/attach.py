@@ -8,50 +8,54 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from google.protobuf.message import Message
 
-from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted
+from branchline.engine.loop import EngineLoop
 from branchline.engine.service import wire
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.limits import CONTRACT_REVISION, MAX_CHUNK
-from branchline.engine.service.live import LiveRequests
 from branchline.engine.service.outbox import Outbox
-from branchline.engine.service.ports import Loop
 from branchline.engine.service.validate import refuse_unknown
 from branchline.engine.types import Delta, Request
 
 logger = logging.getLogger(__name__)
 
-Validate = Callable[[pb.GenerateRequest], Request]
-
 
 class Host(Protocol):
     """What a stream needs of the service it belongs to."""
 
-    loop: Loop
-    live: LiveRequests
+    loop: EngineLoop
     engine_id: str
     stream_buffer: int
+    streams: set[Stream]
 
     def validate(self, message: pb.GenerateRequest) -> Request:
-        """The request, or an EngineError."""
+        """The request, or an EngineError. Unavailable while draining."""
 
-    def accepts(self) -> bool:
-        """False while starting or draining."""
+
+@dataclass(slots=True)
+class _Live:
+    handle: int
+    remaining: int  # sequences without their finish
 
 
 class Stream:
-    """Requests of one peer and the frames that answer them."""
+    """Requests of one peer and the frames that answer them. Event loop only, but for `take`."""
 
     def __init__(self, host: Host, name: str) -> None:
         self._host = host
         self._name = name
-        self._handles: dict[int, str] = {}
+        self._live: dict[str, _Live] = {}
+        self._ids: dict[int, str] = {}  # request ids by handle
         self._step = 0
+        self._sink = self.take  # one object, so that the loop recognises the stream
         self.outbox: Outbox[pb.AttachResponse] = Outbox(host.stream_buffer, self._overflow)
+        host.streams.add(self)
 
     def submit(self, handle: int, message: pb.GenerateRequest, *envelopes: Message) -> None:
         """Queue a request; a refusal, also for unknown fields of its envelopes, becomes its terminal delta."""
@@ -59,59 +63,59 @@ class Stream:
             for envelope in envelopes:
                 refuse_unknown(envelope, deep=False)
             request = self._host.validate(message)
-            if not self._host.accepts():
-                raise Unavailable("the worker is draining: send the request elsewhere", retry_after_ms=1000)
-            self._host.live.add(request, self, handle)
-            self._handles[handle] = request.request_id
-            try:
-                self._host.loop.submit(request, self.take)
-            except BaseException:
-                self._forget(handle, request.request_id)
-                raise
+            if request.request_id in self._live:
+                raise InvalidArgument(
+                    f"request_id {request.request_id!r} is in use: give every live request its own", field="request_id"
+                )
+            self._host.loop.submit(request, self._sink)
+            self._live[request.request_id] = _Live(handle, request.sampling.n)
+            self._ids[handle] = request.request_id
         except Exception as error:
             self._send([pb.SequenceDelta(handle=handle, error=wire.to_error(error))])
 
-    def _forget(self, handle: int, request_id: str) -> None:
-        self._host.live.discard(request_id, self)
-        del self._handles[handle]
-
     def cancel(self, handle: int) -> None:
         """Abort one request; its terminal delta still comes. One that has ended is no error."""
-        request_id = self._handles.get(handle)
+        request_id = self._ids.get(handle)
         if request_id is not None:
             self._host.loop.abort(request_id)
 
     def is_live(self, handle: int) -> bool:
         """Whether a request of this stream has the handle."""
-        return handle in self._handles
+        return handle in self._ids
 
     @property
     def is_idle(self) -> bool:
         """Whether every request has had its terminal delta."""
-        return not self._handles
+        return not self._live
 
-    def take(self, step: int, deltas: Sequence[Delta]) -> None:
+    def take(self, step: int, deltas: list[Delta]) -> None:
         """The loop's sink: called on its thread, once a step."""
         self.outbox.post(self._deliver, step, deltas)
 
-    def _deliver(self, step: int, deltas: Sequence[Delta]) -> None:
+    def _deliver(self, step: int, deltas: list[Delta]) -> None:
         self._step = step
         made: list[pb.SequenceDelta] = []
         for delta in deltas:
-            noted = self._host.live.note(delta, self)
-            if noted is None:
+            live = self._live.get(delta.request_id)
+            if live is None:
                 continue
-            handle, ended = noted
-            if ended:
-                self._handles.pop(handle, None)
-            made += self._converted(delta, handle)
+            live.remaining -= delta.finish is not None
+            if delta.error is not None or live.remaining <= 0:
+                self._forget(delta.request_id, live)
+            made += self._converted(delta, live.handle)
         self._send(made)
+
+    def _forget(self, request_id: str, live: _Live) -> None:
+        del self._live[request_id]
+        del self._ids[live.handle]
 
     def _converted(self, delta: Delta, handle: int) -> list[pb.SequenceDelta]:
         try:
             return wire.to_deltas(delta, handle)
         except Exception as error:  # a delta of ours that proto refuses costs its own request only
             self._host.loop.abort(delta.request_id)
+            if delta.request_id in self._live:
+                self._forget(delta.request_id, self._live[delta.request_id])
             return [pb.SequenceDelta(handle=handle, index=delta.index, error=wire.to_error(error))]
 
     def _send(self, deltas: list[pb.SequenceDelta]) -> None:
@@ -129,16 +133,18 @@ class Stream:
             self.outbox.put(pb.AttachResponse(frame=frame))
 
     def _overflow(self) -> EngineError:
-        logger.warning("stream of %s does not drain: ended, %d requests aborted", self._name, len(self._handles))
-        self.abandon()
+        logger.warning("stream of %s does not drain: ended, %d requests aborted", self._name, len(self._live))
+        self._host.loop.abort_sink(self._sink)
         return ResourceExhausted(
             f"the peer did not read {self._host.stream_buffer} frames in time: its requests are aborted; attach again"
         )
 
-    def abandon(self) -> None:
-        """Abort everything that is still alive here."""
-        for request_id in self._host.live.orphan(self):
-            self._host.loop.abort(request_id)
+    def close(self) -> None:
+        """Abort everything that is still alive here and write no more."""
+        self.outbox.close()
+        self._host.streams.discard(self)
+        if self._live:
+            self._host.loop.abort_sink(self._sink)
 
 
 async def attach(host: Host, messages: AsyncIterator[pb.AttachRequest], peer: str) -> AsyncIterator[pb.AttachResponse]:
@@ -149,8 +155,7 @@ async def attach(host: Host, messages: AsyncIterator[pb.AttachRequest], peer: st
         while (message := await stream.outbox.get()) is not None:
             yield message
     finally:
-        stream.abandon()
-        stream.outbox.close()
+        stream.close()
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 
@@ -208,8 +213,7 @@ async def generate(host: Host, message: pb.GenerateRequest, peer: str) -> AsyncI
             if stream.is_idle and not stream.outbox.pending:
                 return
     finally:
-        stream.abandon()
-        stream.outbox.close()
+        stream.close()
 
 
 class RequestFailed(Exception):

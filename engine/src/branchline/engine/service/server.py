@@ -97,12 +97,8 @@ class EngineServer:
         """Take no more requests, let live ones end within the timeout, abort the rest, then stop."""
         self._servicer.draining = True
         await self._report()
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while len(self._servicer.live) and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)
-        if len(self._servicer.live):
-            logger.warning("aborting %d requests that did not end in %g s", len(self._servicer.live), timeout_s)
-            self._servicer.loop.abort_all()
+        await asyncio.to_thread(self._servicer.loop.close, timeout_s)
+        self._servicer.end_streams()
         await self.stop(1.0)
 
     async def stop(self, grace_s: float = 0.0) -> None:

@@ -1,6 +1,6 @@
 """The Engine service: each method converts, calls the loop and converts back.
 
-Owns nothing but the wiring of its parts; runs on the event loop. Loop calls that may wait for a step go to a
+Owns nothing but the wiring of its parts; runs on the event loop. What waits for the end of a step goes to a
 thread. Errors become gRPC statuses here, with the contract's Error in `branchline-error-bin`.
 """
 
@@ -12,20 +12,20 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
 from branchline import __version__
-from branchline.engine.errors import EngineError, InvalidArgument
+from branchline.engine.errors import EngineError, InvalidArgument, Unavailable
+from branchline.engine.loop import EngineLoop
+from branchline.engine.scheduler.load import LoopStats
 from branchline.engine.service import attach, events, wire
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.generated import engine_pb2_grpc
 from branchline.engine.service.limits import MAX_CHUNK, ModelInfo
-from branchline.engine.service.live import LiveRequests
-from branchline.engine.service.ports import Loop, LoopStats
 from branchline.engine.service.validate import NamespaceEncoder, refuse_unknown, to_request
 from branchline.engine.types import Request
 
@@ -50,16 +50,16 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EngineLoop,
         model: ModelInfo,
         encode: NamespaceEncoder,
         *,
         options: dict[str, object] | None = None,
-        components: Callable[[], Sequence[str]] = tuple,
+        components: Sequence[str] = (),
         stream_buffer: int = 1024,
     ) -> None:
         self.loop = loop
-        self.live = LiveRequests()
+        self.streams: set[attach.Stream] = set()
         self.engine_id = uuid.uuid4().hex
         self.stream_buffer = stream_buffer
         self.draining = False
@@ -67,16 +67,18 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
         self._encode = encode
         self._options = json.dumps(options or {}, default=str, sort_keys=True)
         self._components = components
-        self._epochs = events.Epochs()
         self._started = time.monotonic()
 
     def validate(self, message: pb.GenerateRequest) -> Request:
-        """The request, or an EngineError."""
+        """The request, or an EngineError; Unavailable while draining."""
+        if self.draining:
+            raise Unavailable("the worker is draining: send the request to another one", retry_after_ms=1000)
         return to_request(message, self._model, self._encode)
 
-    def accepts(self) -> bool:
-        """False while draining."""
-        return not self.draining
+    def end_streams(self) -> None:
+        """End every stream once what it still holds is written."""
+        for stream in tuple(self.streams):
+            stream.outbox.fail(Unavailable("the worker is shutting down: attach to another one"))
 
     # ---- requests -----------------------------------------------------------------------------
 
@@ -110,11 +112,11 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
         """End one request by its exact id, or all."""
         await self._known(request, context)
         if request.abort_all:
-            return pb.AbortResponse(aborted=await self._call(self.loop.abort_all))
+            return pb.AbortResponse(aborted=self.loop.abort_all())
         if not request.request_id:
             missing = InvalidArgument("request_id is empty: give the id, or set abort_all", field="request_id")
             await refuse(context, wire.to_error(missing))
-        return pb.AbortResponse(aborted=int(await self._call(self.loop.abort, request.request_id)))
+        return pb.AbortResponse(aborted=self.loop.abort(request.request_id))
 
     # ---- information --------------------------------------------------------------------------
 
@@ -142,17 +144,17 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         """Options, counters and cache statistics."""
         await self._known(request, context)
-        stats = await self._call(self.loop.stats)
+        stats = self.loop.stats()
         return pb.GetServerInfoResponse(
             version=__version__,
             engine_id=self.engine_id,
             uptime_s=time.monotonic() - self._started,
             options_json=self._options,
-            cache=_cache_stats(stats, self._model.page_size),
+            cache=_cache_stats(stats),
             load=_load(stats),
             steps=stats.steps,
             scheduler_ms_per_step=stats.scheduler_ms_per_step,
-            components=self._components(),
+            components=self._components,
         )
 
     async def GetTokenizer(
@@ -182,14 +184,14 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """A cheap load report."""
         await self._known(request, context)
-        return _load(await self._call(self.loop.stats))
+        return _load(self.loop.stats())
 
     async def SubscribeKvEvents(
         self, request: pb.SubscribeKvEventsRequest, context: Context
     ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
         """Snapshot, then batches; see events.subscribe."""
         await self._known(request, context)
-        batches = events.subscribe(self.loop, self._epochs.next(), self._model.page_size, request.include_token_ids)
+        batches = events.subscribe(self.loop, self._model.page_size, request.include_token_ids)
         try:
             async for batch in batches:
                 yield batch
@@ -201,17 +203,15 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
     async def FlushCache(self, request: pb.FlushCacheRequest, context: Context) -> pb.FlushCacheResponse:
         """Drop every cached page that no request holds."""
         await self._known(request, context)
-        flushed, held = await self._call(self.loop.flush)
-        return pb.FlushCacheResponse(flushed_pages=flushed, held_pages=held)
+        flushed = await asyncio.to_thread(self.loop.flush)  # waits for the end of a step
+        stats = self.loop.stats()
+        return pb.FlushCacheResponse(flushed_pages=flushed, held_pages=stats.pages_protected + stats.pages_private)
 
     async def _known(self, request: Any, context: Context) -> None:
         try:
             refuse_unknown(request)
         except EngineError as error:
             await refuse(context, wire.to_error(error))
-
-    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
 async def refuse(context: Context, error: pb.Error) -> NoReturn:
@@ -233,9 +233,9 @@ def _load(stats: LoopStats) -> pb.GetLoadResponse:
     )
 
 
-def _cache_stats(stats: LoopStats, page_size: int) -> pb.CacheStats:
+def _cache_stats(stats: LoopStats) -> pb.CacheStats:
     return pb.CacheStats(
-        page_size=page_size,
+        page_size=stats.page_size,
         pages_total=stats.pages_total,
         pages_free=stats.pages_free,
         pages_evictable=stats.pages_evictable,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
+from branchline.engine.cache.base import CacheEvent
+from branchline.engine.cache.feed import EventBatch
 from branchline.engine.errors import EngineError, ErrorCode
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.limits import MAX_CHUNK
-from branchline.engine.service.ports import Event
 from branchline.engine.types import Delta, Finish, FinishReason, PositionLogprobs, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -125,45 +127,26 @@ def to_sampling(params: SamplingParams) -> pb.SamplingParams:
     return made
 
 
-def to_events(events: Sequence[Event], page_size: int, include_token_ids: bool) -> Iterator[pb.KvEvent]:
-    """Cache changes, long chains cut so that each message stays far below the chunk size."""
-    per_block = 8 + (5 * page_size if include_token_ids else 0)
-    most = max(1, MAX_CHUNK // 4 // per_block)
-    for event in events:
-        match event:
-            case ("stored", parent, hashes, tokens):
-                yield from _stored(parent, hashes, tokens, page_size if include_token_ids else 0, most)  # type: ignore[arg-type]
-            case ("removed", hashes):
-                for begin in range(0, len(hashes), most):  # type: ignore[arg-type]
-                    yield pb.KvEvent(removed=pb.BlocksRemoved(block_hashes=hashes[begin : begin + most]))  # type: ignore[index]
-            case ("cleared",):
-                yield pb.KvEvent(cleared=pb.BlocksCleared())
-            case _:
-                raise ValueError(f"unknown cache event {event!r}")
+def to_events(batch: EventBatch, page_size: int, include_token_ids: bool) -> pb.SubscribeKvEventsResponse:
+    """One batch of cache changes; the feed has already cut it to well under 1 MiB."""
+    return pb.SubscribeKvEventsResponse(
+        epoch=batch.epoch,
+        sequence=batch.sequence,
+        snapshot=batch.snapshot,
+        snapshot_end=batch.last,
+        events=[_event(event, include_token_ids) for event in batch.events],
+        page_size=page_size,
+    )
 
 
-def _stored(
-    parent: int, hashes: Sequence[int], tokens: Sequence[int], page_size: int, most: int
-) -> Iterator[pb.KvEvent]:
-    for begin in range(0, len(hashes), most):
-        end = begin + most
-        stored = pb.BlocksStored(
-            parent_hash=hashes[begin - 1] if begin else parent,
-            block_hashes=hashes[begin:end],
-            token_ids=tokens[begin * page_size : end * page_size],
-        )
-        yield pb.KvEvent(stored=stored)
-
-
-def batches(events: Iterator[pb.KvEvent]) -> Iterator[list[pb.KvEvent]]:
-    """Events in groups of at most 1 MiB; one empty group if there are none."""
-    group: list[pb.KvEvent] = []
-    size = 0
-    for event in events:
-        bytes_ = event.ByteSize() + 4
-        if group and size + bytes_ > MAX_CHUNK - 64:
-            yield group
-            group, size = [], 0
-        group.append(event)
-        size += bytes_
-    yield group
+def _event(event: CacheEvent, include_token_ids: bool) -> pb.KvEvent:
+    kind, parts = event[0], cast("tuple[Any, ...]", event[1:])
+    if kind == "stored":
+        parent, hashes, tokens = parts
+        ids = tokens if include_token_ids else ()
+        return pb.KvEvent(stored=pb.BlocksStored(parent_hash=parent, block_hashes=hashes, token_ids=ids))
+    if kind == "removed":
+        return pb.KvEvent(removed=pb.BlocksRemoved(block_hashes=parts[0]))
+    if kind == "cleared":
+        return pb.KvEvent(cleared=pb.BlocksCleared())
+    raise ValueError(f"unknown cache event {kind!r}")

@@ -1,0 +1,157 @@
+"""Options → a ready loop and what the service says of it: load, plan, build, in this order.
+
+The only place that wires model, executor, cache and loop. Must not open a port. Imports torch by way of the
+executor it builds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from branchline import _native, registry
+from branchline.engine.cache import CacheContext, build_cache
+from branchline.engine.config import EngineConfig
+from branchline.engine.errors import LoadError
+from branchline.engine.loop import EngineLoop, LoopOptions
+from branchline.engine.model.source import LoadedModel
+from branchline.engine.model.spec import ModelSpec
+from branchline.engine.scheduler import SchedulerOptions
+from branchline.engine.service import hardware
+from branchline.engine.service.limits import ModelInfo
+from branchline.engine.types import Executor, SamplingParams
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Everything that serves, built and not yet started. `close` after the loop is closed."""
+
+    loop: EngineLoop
+    model: ModelInfo
+    executor: Executor
+    components: tuple[str, ...]
+
+    def close(self) -> None:
+        """Stop the loop and release the model. Idempotent."""
+        self.loop.close()
+        self.executor.close()
+
+
+def build(config: EngineConfig, progress: Progress) -> Engine:
+    """Load the model and build everything around it. Raises LoadError or RegistryError."""
+    plan = hardware.plan(config)
+    from branchline.engine.model.load import (
+        load_model,
+    )  # torch comes with it, so only once the plan says that it is there
+
+    loaded = load_model(config.model, progress=progress)
+    context_length = _context_length(config, loaded.spec)
+    pages = hardware.pool_pages(config, loaded.spec, context_length, plan)
+    progress("building the executor", 0, 0)
+    executor = _build_executor(config, plan, loaded, pages)
+    backend = "none" if config.disable_radix_cache else config.radix_cache_backend
+    cache = build_cache(backend, CacheContext(pages, config.page_size))
+    options = LoopOptions(_scheduler_options(config, context_length), loaded.spec.eos_ids)
+    loop = EngineLoop(executor, cache, _vocabulary(loaded.spec), options)
+    model = _describe(config, loaded, plan, executor, context_length, pages)
+    used = {
+        "models": loaded.spec.architecture,
+        "executors": plan.executor,
+        "attention_backends": plan.attention_backend,
+        "radix_cache_backends": backend,
+    }
+    return Engine(loop, model, executor, tuple(_component(kind, name) for kind, name in used.items()))
+
+
+def _context_length(config: EngineConfig, spec: ModelSpec) -> int:
+    length = config.context_length or spec.context_length
+    if length > spec.context_length:
+        raise LoadError(
+            f"context-length {length} is above the checkpoint's {spec.context_length}: lower it", field="context_length"
+        )
+    return length
+
+
+def _build_executor(config: EngineConfig, plan: hardware.Plan, loaded: LoadedModel, pages: int) -> Executor:
+    factory = registry.executors.get(plan.executor)
+    executor = factory(
+        loaded,
+        device=plan.device,
+        dtype=plan.dtype,
+        num_pages=pages,
+        page_size=config.page_size,
+        threads=config.threads or None,
+        attention_backend=plan.attention_backend,
+    )
+    registry.executors.verify(plan.executor, executor)
+    return executor  # type: ignore[return-value]
+
+
+def _vocabulary(spec: ModelSpec) -> _native.Vocabulary:
+    try:
+        return _native.Vocabulary.from_tokenizer_json(spec.tokenizer.json)
+    except ValueError as error:
+        raise LoadError(f"the model's tokenizer can't be used: {error}", field="model") from None
+
+
+def _scheduler_options(config: EngineConfig, context_length: int) -> SchedulerOptions:
+    return SchedulerOptions(
+        max_running_requests=config.max_running_requests,
+        max_queued_requests=config.max_queued_requests,
+        max_step_tokens=config.max_step_tokens,
+        prefill_chunk=config.prefill_chunk or None,
+        context_length=context_length,
+    )
+
+
+def _describe(
+    config: EngineConfig, loaded: LoadedModel, plan: hardware.Plan, executor: Executor, context_length: int, pages: int
+) -> ModelInfo:
+    spec = loaded.spec
+    return ModelInfo(
+        model_path=config.model,
+        served_names=config.served_model_name or default_names(config.model, loaded.path),
+        architecture=spec.architecture,
+        vocab_size=executor.vocab_size,
+        context_length=context_length,
+        page_size=config.page_size,
+        dtype=plan.dtype,
+        numerics_id=executor.numerics_id,
+        weight_version=config.weight_version,
+        max_request_tokens=min(pages * config.page_size, context_length),
+        executor=plan.executor,
+        eos_ids=spec.eos_ids,
+        bos_id=spec.bos_id,
+        default_sampling=_sampling(spec),
+        tokenizer_json=spec.tokenizer.json,
+        chat_template=spec.tokenizer.chat_template,
+        bos_token=spec.tokenizer.bos_token,
+        eos_token=spec.tokenizer.eos_token,
+        pad_token=spec.tokenizer.pad_token,
+    )
+
+
+def _sampling(spec: ModelSpec) -> SamplingParams:
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: getattr(spec.sampling, name) for name in names}
+    return replace(SamplingParams(), **{name: value for name, value in given.items() if value is not None})
+
+
+def default_names(reference: str, path: Path) -> tuple[str, ...]:
+    """The name to list, then the reference itself: a hub id as it is, else the file's or folder's name."""
+    is_hub = not reference.startswith("pypi:") and not Path(reference).expanduser().exists()
+    if is_hub:
+        return (reference,)
+    stem = path.stem if path.suffix == ".gguf" else path.name
+    name = re.sub(r"[._-](?:[IQ]*Q\d\w*|F16|F32|BF16)$", "", stem, flags=re.IGNORECASE) or stem
+    return tuple(dict.fromkeys((name, stem, reference)))
+
+
+def _component(kind: str, name: str) -> str:
+    entry = next(one for one in registry.all_registries() if one.kind == kind).entry(name)
+    replaced = f", in place of {entry.replaced}" if entry.replaced else ""
+    return f"{kind}={name} ({entry.origin}{replaced})"

@@ -1,0 +1,118 @@
+"""What this machine offers and which device, dtype and pool size follow from the options.
+
+Owns the meaning of every `auto`. Imports torch only to ask for GPUs. Used by the assembly and by `branchline doctor`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from branchline.engine.config import EngineConfig
+from branchline.engine.errors import LoadError
+from branchline.engine.model.spec import ModelSpec
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+CPU_SHARE = 0.25
+CUDA_SHARE = 0.8
+CONTEXTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `auto` comes to, each with its reason."""
+
+    executor: str
+    device: str
+    dtype: str
+    attention_backend: str
+    why: tuple[str, ...]
+
+
+def plan(config: EngineConfig) -> Plan:
+    """Resolve executor, device, dtype and attention backend. Raises LoadError if torch is missing."""
+    why: list[str] = []
+    executor = config.executor
+    if executor == "auto":
+        executor = "torch"
+        why.append("executor torch: the only built-in one")
+    if executor == "torch" and importlib.util.find_spec("torch") is None:
+        raise LoadError("the torch executor needs torch, which is not installed: run pip install 'branchline[torch]'")
+    device = config.device
+    if device == "auto":
+        device = "cuda" if gpus() else "cpu"
+        why.append("device cuda: torch finds a GPU" if device == "cuda" else "device cpu: torch finds no GPU")
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+        why.append(f"dtype {dtype}: the default on {device}")
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = "torch_paged"
+        why.append("attention backend torch_paged: the built-in default")
+    return Plan(executor, device, dtype, backend, tuple(why))
+
+
+def gpus() -> list[str]:
+    """Names of the GPUs that torch can use; empty without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take: the kernel's estimate, or less under a cgroup limit."""
+    return min([_meminfo("MemAvailable"), *_cgroup_room()])
+
+
+def total_memory() -> int:
+    """Bytes of the machine."""
+    return _meminfo("MemTotal")
+
+
+def _meminfo(key: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == key:
+            return int(rest.split()[0]) * 1024
+    raise LoadError(f"/proc/meminfo has no {key}: give max-total-tokens")
+
+
+def _cgroup_room() -> list[int]:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
+    except (OSError, ValueError):
+        return []
+    return [max(0, int(limit) - used)] if limit.isdigit() else []
+
+
+def pool_pages(config: EngineConfig, spec: ModelSpec, context_length: int, plan: Plan) -> int:
+    """Pages of the KV pool. Raises LoadError if not even one context's page fits."""
+    if config.max_total_tokens is not None:
+        return config.max_total_tokens // config.page_size
+    page_bytes = spec.page_bytes(config.page_size, ELEMENT_BYTES.get(plan.dtype, 4))
+    room = _room(spec, plan)
+    wanted = -(-CONTEXTS * context_length // config.page_size)
+    pages = min(wanted, int(room // page_bytes))
+    if pages < 1:
+        raise LoadError(
+            f"{room / 2**20:.0f} MiB of memory are left for the KV pool and a page needs {page_bytes / 2**20:.1f} MiB: "
+            "free memory, or give max-total-tokens"
+        )
+    return pages
+
+
+def _room(spec: ModelSpec, plan: Plan) -> float:
+    weights = spec.parameters() * ELEMENT_BYTES.get(plan.dtype, 4)
+    if plan.device == "cpu":
+        return max(0.0, free_memory() - weights) * CPU_SHARE
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(plan.device)
+    return max(0.0, free * CUDA_SHARE - weights)
