@@ -1,1 +1,16 @@
 //! The Branchline gateway: HTTP side and composition root.
+//!
+//! Reading order: [`config`] (what the operator wants), [`lifecycle`] (bind, serve, drain), [`app`]
+//! (what a process holds), [`http`] (routes), [`guard`] (who may call). The binary and the Python wheel
+//! both run [`lifecycle::Server`].
+
+pub mod app;
+pub mod cli;
+pub mod config;
+pub mod dispatch;
+pub mod guard;
+pub mod http;
+pub mod lifecycle;
+
+pub use app::App;
+pub use config::Options;

@@ -9,4 +9,5 @@ mod reference;
 
 pub use logging::{LogFormat, LogLevel, init_logging};
 pub use metrics::{Counters, Gauges, Histograms, Kind, Label, Metrics, Row, TABLE};
+pub use prometheus_client::metrics::{counter::Counter, gauge::Gauge, histogram::Histogram};
 pub use reference::render_reference;

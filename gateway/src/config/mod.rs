@@ -1,0 +1,140 @@
+//! Options: one table, four layers, every fault reported at once before any port opens.
+//!
+//! The only part of the gateway that sees the command line, the environment or the options file. What
+//! it hands out is frozen.
+
+mod flags;
+mod layers;
+mod policy;
+mod reference;
+mod table;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::path::Path;
+
+pub use flags::Invocation;
+pub use layers::{Fault, Layers};
+pub use policy::policy_names;
+pub use reference::{PAGES, render};
+pub use table::{Options, Row, TABLE};
+pub use value::{Secret, Shape, Size, Value};
+
+use crate::guard;
+
+/// What a command line leads to.
+#[allow(clippy::large_enum_variant, reason = "made once a process")]
+pub enum Outcome {
+    /// Serve with these.
+    Serve(Options),
+    /// Print to standard output (code 0) or standard error, and leave with the code.
+    Exit {
+        /// What to print.
+        text: String,
+        /// The exit code.
+        code: u8,
+    },
+}
+
+/// Resolves command line (without the program's name), environment and file.
+pub fn resolve(arguments: &[String], environment: impl Iterator<Item = (String, String)>) -> Outcome {
+    let mut flag_layer = Layers::default();
+    let config = match flags::read_flags(arguments, &mut flag_layer) {
+        Invocation::Print { text, code } => return Outcome::Exit { text, code },
+        Invocation::Reference(page) => {
+            let text = render(&page).unwrap_or_default();
+            return Outcome::Exit { text, code: 0 };
+        }
+        Invocation::Serve { config } => config,
+    };
+    match stack(flag_layer, config.as_deref(), environment) {
+        Ok(options) => Outcome::Serve(options),
+        Err(faults) => Outcome::Exit { text: report(&faults), code: 2 },
+    }
+}
+
+/// Resolves arguments given as name and texts (the Python facade) over environment and file.
+///
+/// # Errors
+/// All faults.
+pub fn resolve_arguments(
+    arguments: Vec<(String, Vec<String>)>,
+    config: Option<&Path>,
+    environment: impl Iterator<Item = (String, String)>,
+) -> Result<Options, Vec<Fault>> {
+    let mut layers = Layers::default();
+    for (name, texts) in arguments {
+        let place = name.clone();
+        layers.put(&name, place, texts);
+    }
+    stack(layers, config, environment)
+}
+
+fn stack(
+    top: Layers,
+    config: Option<&Path>,
+    environment: impl Iterator<Item = (String, String)>,
+) -> Result<Options, Vec<Fault>> {
+    let mut layers = Layers::default();
+    if let Some(path) = config {
+        layers.put_file(path);
+    }
+    layers.put_env(environment);
+    layers.overlay(top);
+    let mut faults = layers.take_faults();
+    match Options::read(&layers) {
+        Ok(mut options) => {
+            faults.extend(check(&mut options, &layers));
+            if faults.is_empty() { Ok(options) } else { Err(faults) }
+        }
+        Err(unread) => {
+            faults.extend(unread);
+            Err(faults)
+        }
+    }
+}
+
+/// What no single option can tell: files behind options, and pairs that contradict each other.
+fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    if let Some(path) = &options.api_key_file {
+        match guard::read_keys(path) {
+            Ok(keys) => options.api_key.extend(keys),
+            Err(message) => faults.push(Fault::new(layers.place("api_key_file"), message)),
+        }
+    }
+    for url in &options.worker_urls {
+        if let Err(error) = check_worker_url(url) {
+            faults.push(Fault::new(layers.place("worker_urls"), error));
+        }
+    }
+    // A key file that can't be read has its own fault already.
+    if let Err(message) = guard::check_exposure(options)
+        && options.api_key_file.is_none()
+    {
+        faults.push(Fault::new(layers.place("host"), message));
+    }
+    if options.prometheus_port.is_some_and(|port| port != 0 && port == options.port) {
+        let message = format!("{} is the main port too; give another or leave it out", options.port);
+        faults.push(Fault::new(layers.place("prometheus_port"), message));
+    }
+    if options.max_connections == 0 {
+        faults.push(Fault::new(layers.place("max_connections"), "0 would serve nobody; give at least 1"));
+    }
+    faults
+}
+
+fn check_worker_url(url: &str) -> Result<(), String> {
+    let known = ["http://", "grpc://"].iter().any(|scheme| url.starts_with(scheme));
+    let parsed = url.parse::<http::Uri>().is_ok_and(|uri| uri.authority().is_some_and(|a| !a.host().is_empty()));
+    match known && parsed {
+        true => Ok(()),
+        false => Err(format!("'{url}' is not a worker's address; give grpc://host:port or http://host:port")),
+    }
+}
+
+/// All faults, one a line, as the command line prints them.
+pub fn report(faults: &[Fault]) -> String {
+    faults.iter().map(|fault| format!("error: {fault}\n")).collect()
+}

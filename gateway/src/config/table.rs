@@ -1,0 +1,123 @@
+//! The option table of the router: each option stands here once, with type, default and words.
+//!
+//! Flags, environment names, file keys, `--help`, docs/reference/router-options.md and the Python
+//! stub derive from it. An option is added by adding a row; nothing else re-parses.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use branchline_telemetry::LogLevel;
+use branchline_worker::PolicyKind;
+
+use super::layers::{Fault, Layers};
+use super::value::{Secret, Shape, Size, Value};
+
+/// What the table says of one option.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    /// Name of the struct field, the Python argument and, with hyphens, of flag and file key.
+    pub field: &'static str,
+    /// What its value looks like.
+    pub shape: Shape,
+    /// Default as text; empty for none.
+    pub default: &'static str,
+    /// Whether pages and logs must not show a value.
+    pub secret: bool,
+    /// The version that added it.
+    pub since: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+impl Row {
+    /// Flag without its dashes, and key of the file.
+    pub fn name(&self) -> String {
+        self.field.replace('_', "-")
+    }
+
+    /// Environment variable.
+    pub fn env(&self) -> String {
+        format!("BRANCHLINE_ROUTER_{}", self.field.to_ascii_uppercase())
+    }
+}
+
+macro_rules! table {
+    ($( #[doc = $doc:literal] $field:ident: $type:ty = $default:literal, since $since:literal $($secret:ident)?; )*) => {
+        /// Everything an operator can set, resolved. Frozen: parts get the smallest piece they need.
+        #[derive(Debug, Clone)]
+        pub struct Options {
+            $( #[doc = $doc] pub $field: $type, )*
+        }
+
+        /// The table, in the order of the pages.
+        pub const TABLE: &[Row] = &[
+            $( Row {
+                field: stringify!($field),
+                shape: <$type as Value>::SHAPE,
+                default: $default,
+                secret: false $(|| stringify!($secret).len() == "secret".len())?,
+                since: $since,
+                doc: $doc.trim_ascii(),
+            }, )*
+        ];
+
+        impl Options {
+            /// Reads every option from the layers; one fault an option that can't be read.
+            pub(super) fn read(layers: &Layers) -> Result<Self, Vec<Fault>> {
+                let mut faults = Vec::new();
+                $( let $field = layers.read::<$type>(stringify!($field), $default, &mut faults); )*
+                match ($($field,)*) {
+                    ($(Some($field),)*) => Ok(Self { $($field),* }),
+                    _ => Err(faults),
+                }
+            }
+        }
+    };
+}
+
+table! {
+    #[doc = " Address to listen on. Any other than a loopback address needs `--api-key`, `--api-key-file` or `--insecure`."]
+    host: String = "127.0.0.1", since "0.1.0";
+    #[doc = " Port to listen on; 0 takes any free port."]
+    port: u16 = "30000", since "0.1.0";
+    #[doc = " Workers: `grpc://host:port` for Branchline engines, `http://host:port` for any OpenAI-compatible server."]
+    worker_urls: Vec<String> = "", since "0.1.0";
+    #[doc = " How a worker is chosen."]
+    policy: PolicyKind = "cache_aware", since "0.1.0";
+    #[doc = " Key that clients must send, as `Authorization: Bearer` or `x-api-key`; may be given several times."]
+    api_key: Vec<Secret> = "", since "0.1.0" secret;
+    #[doc = " File with one key a line; empty lines and lines that begin with # are skipped."]
+    api_key_file: Option<PathBuf> = "", since "0.1.0";
+    #[doc = " Serve on an address other than loopback without keys."]
+    insecure: bool = "false", since "0.1.0";
+    #[doc = " Token sent to workers, as `Authorization: Bearer`."]
+    worker_token: Option<Secret> = "", since "0.1.0" secret;
+    #[doc = " Largest request body."]
+    max_payload_size: Size = "64MiB", since "0.1.0";
+    #[doc = " Connections served at once; more wait in the listen queue."]
+    max_connections: usize = "16384", since "0.1.0";
+    #[doc = " Address of the listener that serves nothing but /metrics, without keys."]
+    prometheus_host: String = "127.0.0.1", since "0.1.0";
+    #[doc = " Port of that listener; off without it. /metrics is on the main port in any case."]
+    prometheus_port: Option<u16> = "", since "0.1.0";
+    #[doc = " Least level logged."]
+    log_level: LogLevel = "info", since "0.1.0";
+    #[doc = " Log one JSON object a line."]
+    log_json: bool = "false", since "0.1.0";
+    #[doc = " Silence after which a stream of our engines gets a comment line, so that proxies keep it; `off` for none."]
+    keep_alive_interval: Option<Duration> = "15s", since "0.1.0";
+    #[doc = " Longest life of a request, from its head to the last byte of the answer."]
+    request_timeout: Option<Duration> = "30m", since "0.1.0";
+    #[doc = " Longest wait for the first byte of a worker's answer."]
+    first_token_timeout: Option<Duration> = "off", since "0.1.0";
+    #[doc = " Longest silence of a worker within an answer that has begun."]
+    idle_timeout: Option<Duration> = "10m", since "0.1.0";
+    #[doc = " Longest wait for a request's head, and for the body to go on."]
+    header_timeout: Duration = "30s", since "0.1.0";
+    #[doc = " How long running requests may go on after a stop signal."]
+    drain_timeout: Duration = "30s", since "0.1.0";
+    #[doc = " Memory for the index of cached prefixes that `cache_aware` keeps of HTTP workers."]
+    cache_index_size: Size = "64MiB", since "0.1.0";
+    #[doc = " Threads that serve; 0 takes one a CPU."]
+    runtime_threads: usize = "0", since "0.1.0";
+}

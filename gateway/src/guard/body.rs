@@ -1,0 +1,122 @@
+//! Reads a request's body without ever holding more than the limit.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use branchline_core::{Error, ErrorCode, Result};
+use bytes::{Bytes, BytesMut};
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+use tokio::time::timeout;
+
+/// How much body a request may have, and how long it may pause.
+#[derive(Debug, Clone, Copy)]
+pub struct BodyLimit {
+    /// Bytes.
+    pub bytes: usize,
+    /// Longest wait for the next piece.
+    pub stall: Duration,
+}
+
+/// The whole body. A body in one piece is handed on without a copy.
+///
+/// # Errors
+/// `PayloadTooLarge` past the limit (at once if the length is declared), `DeadlineExceeded` if the client
+/// stops sending, `InvalidArgument` if the body breaks off.
+pub async fn read_body(mut body: Body, limit: BodyLimit) -> Result<Bytes> {
+    let declared = body.size_hint().lower();
+    if usize::try_from(declared).map_or(true, |bytes| bytes > limit.bytes) {
+        return Err(too_large(limit.bytes));
+    }
+    let Some(first) = next_piece(&mut body, limit).await? else { return Ok(Bytes::new()) };
+    if first.len() > limit.bytes {
+        return Err(too_large(limit.bytes));
+    }
+    if body.is_end_stream() {
+        return Ok(first);
+    }
+    // The declared length is a promise of at most `limit` bytes; memory is only touched as they come.
+    let mut whole = BytesMut::with_capacity(first.len().max(usize::try_from(declared).unwrap_or(0)));
+    whole.extend_from_slice(&first);
+    while let Some(piece) = next_piece(&mut body, limit).await? {
+        if whole.len() + piece.len() > limit.bytes {
+            return Err(too_large(limit.bytes));
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole.freeze())
+}
+
+async fn next_piece(body: &mut Body, limit: BodyLimit) -> Result<Option<Bytes>> {
+    loop {
+        let frame = match timeout(limit.stall, body.frame()).await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(None) => return Ok(None),
+            Ok(Some(Err(error))) => {
+                let message = format!("the body broke off ({error}); send all of it");
+                return Err(Error::new(ErrorCode::InvalidArgument, message));
+            }
+            Err(_) => {
+                let message = format!("no more of the body came for {:?}; send all of it", limit.stall);
+                return Err(Error::new(ErrorCode::DeadlineExceeded, message));
+            }
+        };
+        // Trailers are not part of the body.
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+}
+
+fn too_large(limit: usize) -> Error {
+    let message = format!("the body is over {limit} bytes; send less, or raise --max-payload-size");
+    Error::new(ErrorCode::PayloadTooLarge, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::stream;
+
+    fn pieces(pieces: &[&'static str]) -> Body {
+        let pieces: Vec<std::io::Result<&'static str>> = pieces.iter().map(|piece| Ok(*piece)).collect();
+        Body::from_stream(stream::iter(pieces))
+    }
+
+    fn limit(bytes: usize) -> BodyLimit {
+        BodyLimit { bytes, stall: Duration::from_secs(5) }
+    }
+
+    #[tokio::test]
+    async fn pieces_are_joined_up_to_the_limit_and_refused_past_it() {
+        assert_eq!(read_body(pieces(&["ab", "cd"]), limit(4)).await.as_deref(), Ok(&b"abcd"[..]));
+        let refusal = read_body(pieces(&["ab", "cd", "e"]), limit(4)).await.expect_err("five bytes");
+        assert_eq!(refusal.code, ErrorCode::PayloadTooLarge);
+        assert_eq!(read_body(Body::empty(), limit(0)).await.as_deref(), Ok(&b""[..]));
+    }
+
+    #[tokio::test]
+    async fn a_declared_length_past_the_limit_is_refused_unread() {
+        let refusal = read_body(Body::from(vec![0; 5]), limit(4)).await.expect_err("five bytes");
+        assert_eq!(refusal.code, ErrorCode::PayloadTooLarge);
+    }
+
+    #[tokio::test]
+    async fn an_endless_body_is_refused_after_the_limit() {
+        let endless = Body::from_stream(stream::repeat_with(|| std::io::Result::Ok("abc")));
+        assert_eq!(read_body(endless, limit(1000)).await.expect_err("endless").code, ErrorCode::PayloadTooLarge);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_stops_sending_is_given_up() {
+        let silent = Body::from_stream(stream::pending::<std::io::Result<Bytes>>());
+        let limit = BodyLimit { bytes: 10, stall: Duration::from_millis(5) };
+        assert_eq!(read_body(silent, limit).await.expect_err("silence").code, ErrorCode::DeadlineExceeded);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_is_named() {
+        let broken = Body::from_stream(stream::iter([Ok("ab"), Err(std::io::Error::other("reset"))]));
+        assert_eq!(read_body(broken, limit(10)).await.expect_err("broken").code, ErrorCode::InvalidArgument);
+    }
+}

@@ -1,0 +1,46 @@
+//! Whether an address may be served without keys.
+
+use std::net::IpAddr;
+
+use crate::config::Options;
+
+/// Whether only this machine can reach `host`. A name other than `localhost` counts as reachable.
+pub fn is_loopback(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    match bare.parse::<IpAddr>() {
+        Ok(IpAddr::V6(address)) => address.to_canonical().is_loopback(),
+        Ok(address) => address.is_loopback(),
+        Err(_) => bare.eq_ignore_ascii_case("localhost"),
+    }
+}
+
+/// Refuses an address that others can reach when no key is set.
+///
+/// # Errors
+/// A sentence that says what to do.
+pub fn check_exposure(options: &Options) -> Result<(), String> {
+    let keyed = !options.api_key.is_empty();
+    if keyed || options.insecure || is_loopback(&options.host) {
+        return Ok(());
+    }
+    Err(format!(
+        "{} can be reached from other machines and no key is set; give --api-key or --api-key-file, \
+         listen on 127.0.0.1, or say --insecure to serve anybody",
+        options.host
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_addresses_and_localhost_are_private() {
+        for host in ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST", "::ffff:127.0.0.1"] {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "127.0.0.1.example.org"] {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The service before all routes: lets a request in or answers it at once, and counts it to its last byte.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::Body;
+use branchline_core::{Error, ErrorCode, Result};
+use branchline_telemetry::{Gauge, Histogram, Metrics};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tower::Service;
+
+use super::routes::{Access, Route, route_of};
+use super::{Keys, origin};
+use crate::http::refuse;
+
+/// What the gate needs to know.
+#[derive(Debug)]
+struct Rules {
+    keys: Keys,
+    host: String,
+    metrics: Arc<Metrics>,
+}
+
+/// Wraps the router; one clone serves one connection.
+#[derive(Debug, Clone)]
+pub struct Gate<S> {
+    rules: Arc<Rules>,
+    inner: S,
+}
+
+impl<S> Gate<S> {
+    /// A gate before `inner`; `host` is the configured address.
+    pub fn new(inner: S, keys: Keys, host: String, metrics: Arc<Metrics>) -> Self {
+        Self { rules: Arc::new(Rules { keys, host, metrics }), inner }
+    }
+}
+
+impl Rules {
+    fn check<B>(&self, request: &Request<B>, access: Access) -> Result<()> {
+        if access == Access::Open {
+            return Ok(());
+        }
+        let keyed = self.keys.required() && self.keys.accept(request.headers());
+        if self.keys.required() && !keyed {
+            let message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'";
+            return Err(Error::new(ErrorCode::Unauthenticated, message));
+        }
+        match access {
+            Access::Admin => {
+                let authority = request.uri().authority().map(http::uri::Authority::as_str);
+                origin::check(request.headers(), authority, &self.host, keyed)
+            }
+            Access::Open | Access::Client => Ok(()),
+        }
+    }
+}
+
+impl<S, B> Service<Request<B>> for Gate<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<axum::BoxError>,
+{
+    type Response = Response<Counted>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = std::result::Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<std::result::Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let route = route_of(request.uri().path());
+        let tally = Tally::start(Arc::clone(&self.rules.metrics), route);
+        if let Err(error) = self.rules.check(&request, route.access) {
+            return Box::pin(std::future::ready(Ok(tally.attach(refuse(&error)))));
+        }
+        let answer = self.inner.call(request.map(Body::new));
+        Box::pin(async move {
+            let Ok(response) = answer.await;
+            Ok(tally.attach(response))
+        })
+    }
+}
+
+/// One request's figures; settled when dropped, however the request ended.
+struct Tally {
+    metrics: Arc<Metrics>,
+    route: Route,
+    started: Instant,
+    status: Option<StatusCode>,
+    in_flight: Gauge,
+    pace: Pace,
+}
+
+/// What of a body is timed.
+enum Pace {
+    /// The next data is the first.
+    First { stream: bool },
+    /// Data came at this instant.
+    Since { last: Instant, gaps: Histogram },
+    /// Nothing more.
+    Done,
+}
+
+
+impl Tally {
+    fn start(metrics: Arc<Metrics>, route: Route) -> Self {
+        let in_flight = metrics.in_flight.with([""; 0]);
+        in_flight.inc();
+        Self { metrics, route, started: Instant::now(), status: None, in_flight, pace: Pace::Done }
+    }
+
+    fn attach(mut self, response: Response<Body>) -> Response<Counted> {
+        self.status = Some(response.status());
+        if response.status().is_success() && self.route.access == Access::Client {
+            let kind = response.headers().get(header::CONTENT_TYPE);
+            let stream = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+            self.pace = Pace::First { stream };
+        }
+        response.map(|body| Counted { body, tally: self })
+    }
+
+    fn note(&mut self, data: &[u8]) {
+        // Comment lines keep a connection alive; they are not output.
+        if data.is_empty() || data[0] == b':' {
+            return;
+        }
+        match &mut self.pace {
+            Pace::Done => {}
+            Pace::First { stream } => {
+                let now = Instant::now();
+                let elapsed = now.duration_since(self.started).as_secs_f64();
+                self.metrics.first_token_seconds.with([self.route.label]).observe(elapsed);
+                self.pace = match stream {
+                    true => Pace::Since { last: now, gaps: self.metrics.inter_token_seconds.with([self.route.label]) },
+                    false => Pace::Done,
+                };
+            }
+            Pace::Since { last, gaps } => {
+                let now = Instant::now();
+                gaps.observe(now.duration_since(*last).as_secs_f64());
+                *last = now;
+            }
+        }
+    }
+}
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        self.in_flight.dec();
+        let label = self.route.label;
+        self.metrics.request_seconds.with([label]).observe(self.started.elapsed().as_secs_f64());
+        // 499 as in the field's logs: the client left before an answer.
+        let status = self.status.map_or("499".to_owned(), |status| status.as_str().to_owned());
+        self.metrics.requests.with([label.into(), branchline_telemetry::Label::from(status)]).inc();
+    }
+}
+
+/// A response body that is counted until it is dropped.
+pub struct Counted {
+    body: Body,
+    tally: Tally,
+}
+
+impl HttpBody for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<std::result::Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(data) = frame.data_ref()
+        {
+            self.tally.note(data);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,16 @@
+//! Who may talk to the gateway and how much they may send: keys, exposure, Host and Origin, body limits.
+//!
+//! Knows nothing of APIs or workers. [`Gate`] stands before every route, so no handler can forget it.
+
+mod body;
+mod exposure;
+mod gate;
+mod keys;
+mod origin;
+mod routes;
+
+pub use body::{BodyLimit, read_body};
+pub use exposure::{check_exposure, is_loopback};
+pub use gate::Gate;
+pub use keys::{Keys, read_keys};
+pub use routes::{Access, Route, route_of};

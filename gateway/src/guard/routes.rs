@@ -1,0 +1,76 @@
+//! The routes that metrics may name and how each may be reached. Any path outside this list is `other`.
+
+/// Who may call a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Anybody: probes that carry no secret.
+    Open,
+    /// Holders of a key, if keys are set.
+    Client,
+    /// As `Client`, and not from web pages of other sites or rebound names.
+    Admin,
+}
+
+/// A route as metrics show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// Its template: the `route` label.
+    pub label: &'static str,
+    /// Who may call it.
+    pub access: Access,
+}
+
+const ROUTES: &[Route] = &[
+    route("/v1/chat/completions", Access::Client),
+    route("/v1/completions", Access::Client),
+    route("/v1/models", Access::Client),
+    route("/generate", Access::Client),
+    route("/v1/tokenize", Access::Client),
+    route("/v1/detokenize", Access::Client),
+    route("/tokenize", Access::Client),
+    route("/detokenize", Access::Client),
+    route("/v1/embeddings", Access::Client),
+    route("/v1/responses", Access::Client),
+    route("/v1/messages", Access::Client),
+    route("/v1/rerank", Access::Client),
+    route("/health", Access::Open),
+    route("/readiness", Access::Open),
+    route("/liveness", Access::Open),
+    route("/metrics", Access::Admin),
+    route("/server_info", Access::Admin),
+    route("/get_server_info", Access::Admin),
+    route("/get_model_info", Access::Admin),
+    route("/flush_cache", Access::Admin),
+    route("/abort_request", Access::Admin),
+    route("/workers", Access::Admin),
+];
+
+const WORKER: Route = route("/workers/{id}", Access::Admin);
+const OTHER: Route = route("other", Access::Client);
+
+const fn route(label: &'static str, access: Access) -> Route {
+    Route { label, access }
+}
+
+/// The route of a request's path.
+pub fn route_of(path: &str) -> Route {
+    match ROUTES.iter().find(|route| route.label == path) {
+        Some(route) => *route,
+        None if path.starts_with("/workers/") => WORKER,
+        None => OTHER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_clients_never_become_labels() {
+        assert_eq!(route_of("/v1/models").label, "/v1/models");
+        assert_eq!(route_of("/workers/w7").label, "/workers/{id}");
+        for path in ["/v1/models/x", "/", "", "/v1/models?x", "/%00"] {
+            assert_eq!(route_of(path).label, "other", "{path}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Operators' routes: probes, metrics, workers, cache flush and aborts. `info` has the two server reports.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, State};
+use axum::response::Response;
+use axum::routing::{delete, get, post};
+use branchline_core::{Error, ErrorCode, Result, WorkerId};
+use branchline_worker::{Transport, Worker};
+use http::{Method, Request, StatusCode, header};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::answer::{Refusal, json as answer};
+use super::{fan, info};
+use crate::app::App;
+use crate::guard::read_body;
+
+/// All of this module's routes.
+pub(super) fn routes() -> Router<Arc<App>> {
+    metrics_routes()
+        .route("/health", get(health))
+        .route("/readiness", get(readiness))
+        .route("/liveness", get(liveness))
+        .route("/server_info", get(info::server))
+        .route("/get_server_info", get(info::server))
+        .route("/get_model_info", get(info::model))
+        .route("/flush_cache", post(flush).get(flush))
+        .route("/abort_request", post(abort))
+        .route("/workers", get(list).post(add))
+        .route("/workers/{id}", delete(remove))
+}
+
+/// What the metrics port has.
+pub(super) fn metrics_routes() -> Router<Arc<App>> {
+    Router::new().route("/metrics", get(metrics))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let mut response = Response::new(Body::from(app.metrics.encode()));
+    let kind = http::HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+/// 200 while at least one worker can be chosen.
+async fn health(State(app): State<Arc<App>>) -> Response {
+    let workers: Vec<_> = app.fleet.workers().iter().map(|worker| describe(worker)).collect();
+    let ready = app.fleet.workers().iter().any(|worker| worker.is_ready());
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let word = if ready { "ok" } else { "no worker is ready" };
+    answer(status, &json!({"status": word, "workers": workers}))
+}
+
+/// 200 while new requests are welcome: a worker is ready and no stop has been asked for.
+async fn readiness(State(app): State<Arc<App>>) -> Response {
+    let (status, word) = if app.is_draining() {
+        (StatusCode::SERVICE_UNAVAILABLE, "draining")
+    } else if app.fleet.workers().iter().any(|worker| worker.is_ready()) {
+        (StatusCode::OK, "ready")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "no worker is ready")
+    };
+    answer(status, &json!({"status": word}))
+}
+
+/// 200 while the process serves at all.
+async fn liveness() -> Response {
+    answer(StatusCode::OK, &json!({"status": "alive"}))
+}
+
+/// A worker as the lists show it.
+fn describe(worker: &Worker) -> Value {
+    let info = worker.info();
+    json!({
+        "id": info.id,
+        "url": info.url,
+        "kind": info.transport,
+        "ready": info.ready,
+        "reason": info.reason,
+        "model": info.models.first(),
+        "models": info.models,
+        "in_flight": info.in_flight,
+    })
+}
+
+async fn list(State(app): State<Arc<App>>) -> Response {
+    let workers: Vec<_> = app.fleet.workers().iter().map(|worker| describe(worker)).collect();
+    answer(StatusCode::OK, &json!({"workers": workers, "total": workers.len()}))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AddRequest {
+    url: String,
+}
+
+async fn add(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
+    let body: AddRequest = read_json(&app, request).await?;
+    let worker = app.fleet.add(&body.url)?;
+    tracing::info!(worker = %worker.id, url = %worker.url, "worker added");
+    Ok(answer(StatusCode::CREATED, &describe(&worker)))
+}
+
+/// Answers at once: the worker gets no new requests from now on, and its running ones may end.
+async fn remove(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let number = id.strip_prefix('w').and_then(|number| number.parse().ok()).map(WorkerId);
+    let Some(worker) = number.and_then(|id| app.fleet.worker(id)) else {
+        let message = format!("worker '{id}' is not in the fleet; GET /workers lists all");
+        return Err(Error::new(ErrorCode::NotFound, message).with_field("id").into());
+    };
+    tracing::info!(worker = %worker.id, url = %worker.url, "worker removed");
+    let shown = describe(&worker);
+    let (owner, grace) = (Arc::clone(&app), app.options.drain_timeout);
+    // Its first poll takes the worker out, and must have happened before the answer.
+    let mut removal = Box::pin(async move { owner.fleet.remove(worker.id, grace).await });
+    match futures_util::poll!(removal.as_mut()) {
+        std::task::Poll::Ready(outcome) => outcome?,
+        std::task::Poll::Pending => {
+            let stop = app.stop.clone();
+            app.tracker.spawn(async move {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    _ = removal => {}
+                }
+            });
+        }
+    }
+    Ok(answer(StatusCode::OK, &shown))
+}
+
+async fn flush(State(app): State<Arc<App>>) -> Response {
+    let asked = fan::ask_all(&app, |worker| {
+        let app = Arc::clone(&app);
+        async move {
+            match worker.http() {
+                None => {
+                    let flushed = worker.flush_cache().await?;
+                    Ok(json!({"flushed_pages": flushed.flushed_pages, "held_pages": flushed.held_pages}))
+                }
+                Some(http) => {
+                    let (status, body) = fan::call(&app, http, Method::POST, "/flush_cache", Bytes::new()).await?;
+                    accepted(status, &body)?;
+                    Ok(json!({"status": status.as_u16()}))
+                }
+            }
+        }
+    })
+    .await;
+    let failed = asked.iter().filter(|(_, outcome)| outcome.is_err()).count();
+    let workers: Vec<Value> = asked.into_iter().map(|(worker, outcome)| report(&worker, outcome)).collect();
+    let status = if failed == 0 { StatusCode::OK } else { StatusCode::BAD_GATEWAY };
+    answer(status, &json!({"success": failed == 0, "workers": workers}))
+}
+
+fn accepted(status: StatusCode, body: &Bytes) -> Result<()> {
+    if status.is_success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(body);
+    let message = format!("the worker answered {}: {}", status.as_u16(), text.chars().take(200).collect::<String>());
+    Err(Error::new(ErrorCode::UpstreamFailed, message))
+}
+
+/// A worker's part of a fan-out's answer.
+pub(super) fn report(worker: &Worker, outcome: Result<Value>) -> Value {
+    let mut shown = json!({"id": worker.id.to_string(), "url": worker.url, "kind": worker.transport().to_string()});
+    let extra = match outcome {
+        Ok(value) => value,
+        Err(error) => json!({"error": {"message": error.message, "code": error.code.name()}}),
+    };
+    if let (Some(shown), Value::Object(extra)) = (shown.as_object_mut(), extra) {
+        shown.extend(extra);
+    }
+    shown
+}
+
+#[derive(Deserialize)]
+struct AbortRequest {
+    #[serde(default)]
+    rid: Option<String>,
+    #[serde(default)]
+    abort_all: bool,
+}
+
+/// Ends requests by their exact id, wherever they run. An unknown id is not an error: it may have just ended.
+async fn abort(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
+    let body: AbortRequest = read_json(&app, request).await?;
+    let rid = body.rid.unwrap_or_default();
+    if rid.is_empty() && !body.abort_all {
+        let message = "neither rid nor abort_all is given; send {\"rid\": \"…\"} or {\"abort_all\": true}";
+        return Err(Error::invalid("rid", message).into());
+    }
+    let asked = fan::ask_all(&app, |worker| abort_on(Arc::clone(&app), worker, rid.clone(), body.abort_all)).await;
+    let found: u64 = asked.iter().filter_map(|(_, outcome)| outcome.as_ref().ok()).filter_map(|v| v["aborted"].as_u64()).sum();
+    app.metrics.aborts.with(["api"]).inc_by(found);
+    let workers: Vec<Value> = asked.into_iter().map(|(worker, outcome)| report(&worker, outcome)).collect();
+    Ok(answer(StatusCode::OK, &json!({"aborted": found, "workers": workers})))
+}
+
+async fn abort_on(app: Arc<App>, worker: Arc<Worker>, rid: String, all: bool) -> Result<Value> {
+    match (worker.transport(), worker.http()) {
+        (Transport::Http, Some(http)) => {
+            let body = json!({"rid": rid, "abort_all": all}).to_string();
+            let (status, body) = fan::call(&app, http, Method::POST, "/abort_request", body.into()).await?;
+            accepted(status, &body)?;
+            Ok(json!({"status": status.as_u16()}))
+        }
+        _ if all => Ok(json!({"aborted": worker.abort_all().await?})),
+        _ => Ok(json!({"aborted": worker.abort(&rid).await?})),
+    }
+}
+
+/// The body as JSON of a known form.
+async fn read_json<T: for<'de> Deserialize<'de>>(app: &App, request: Request<Body>) -> Result<T> {
+    let body = read_body(request.into_body(), app.body_limit()).await?;
+    serde_json::from_slice(&body).map_err(|error| {
+        Error::new(ErrorCode::InvalidArgument, format!("the body is not what this path takes: {error}"))
+    })
+}

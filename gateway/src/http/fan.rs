@@ -1,0 +1,55 @@
+//! Asks every worker the same thing at once, each with a deadline of its own.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use branchline_core::{Error, ErrorCode, Result};
+use branchline_worker::{HttpWorker, Worker};
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited};
+use tokio::time::timeout;
+
+use crate::app::App;
+use crate::http::relay::worker_credential;
+
+/// Longest wait for one worker's answer to an admin call.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest answer of an HTTP worker that is read.
+const ANSWER_BYTES: usize = 1 << 20;
+
+/// One answer a worker, in the order of the fleet.
+pub(super) async fn ask_all<T, F>(app: &App, ask: impl Fn(Arc<Worker>) -> F) -> Vec<(Arc<Worker>, Result<T>)>
+where
+    F: Future<Output = Result<T>>,
+{
+    let workers = app.fleet.workers();
+    join_all(workers.iter().map(|worker| {
+        let answer = ask(Arc::clone(worker));
+        async move {
+            let outcome = timeout(PATIENCE, answer).await.unwrap_or_else(|_| {
+                let message = format!("worker {} did not answer within {PATIENCE:?}", worker.url);
+                Err(Error::new(ErrorCode::DeadlineExceeded, message))
+            });
+            (Arc::clone(worker), outcome)
+        }
+    }))
+    .await
+}
+
+/// Sends an admin call to an HTTP worker and reads its whole answer.
+pub(super) async fn call(app: &App, http: &HttpWorker, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes)> {
+    let mut request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+    if let Some(credential) = worker_credential(&app.options) {
+        request = request.header(header::AUTHORIZATION, credential);
+    }
+    let request = request.body(body).map_err(|error| Error::internal(format!("{path} is no request: {error}")))?;
+    let response = http.send(request).await?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
+    let body = body.map_err(|error| Error::new(ErrorCode::UpstreamFailed, format!("the answer broke off: {error}")))?;
+    Ok((status, body.to_bytes()))
+}
+

@@ -1,0 +1,52 @@
+//! Routes. Handlers convert between HTTP and the parts; choosing and talking to workers is below them.
+
+mod admin;
+mod answer;
+mod fan;
+mod info;
+pub(crate) mod relay;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use branchline_core::{Error, ErrorCode};
+use http::Request;
+
+use crate::app::App;
+use crate::guard::{Gate, Keys};
+
+pub use answer::{Refusal, json, refuse};
+
+/// All routes, without the gate before them.
+pub fn router(app: &Arc<App>) -> Router {
+    admin::routes()
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(relay::fallback)
+        .with_state(Arc::clone(app))
+}
+
+/// What the main port serves: every route, behind the gate.
+pub fn service(app: &Arc<App>) -> Gate<Router> {
+    gate(app, router(app), Keys::new(&app.options.api_key))
+}
+
+/// What the metrics port serves: /metrics, open to whoever reaches it.
+pub fn metrics_service(app: &Arc<App>) -> Router {
+    admin::metrics_routes().fallback(unknown_path).with_state(Arc::clone(app))
+}
+
+fn gate(app: &Arc<App>, router: Router, keys: Keys) -> Gate<Router> {
+    Gate::new(router, keys, app.options.host.clone(), Arc::clone(&app.metrics))
+}
+
+async fn unknown_path(request: Request<Body>) -> Response {
+    let message = format!("{} {} does not exist; see the router's reference for the paths", request.method(), request.uri().path());
+    refuse(&Error::new(ErrorCode::NotFound, message))
+}
+
+async fn wrong_method(request: Request<Body>) -> Response {
+    let message = format!("{} is not a method of {}; see the allow header", request.method(), request.uri().path());
+    refuse(&Error::new(ErrorCode::MethodNotAllowed, message))
+}

@@ -1,0 +1,192 @@
+//! What routing needs of a JSON body, found in one lazy pass without building a document.
+//!
+//! Values are skipped as bytes; nothing is checked but what is read, since the worker judges the body.
+//! A body that is not a JSON object yields nothing.
+
+use std::borrow::Cow;
+
+use memchr::memchr2;
+
+/// The few members of a body that matter here. Of a repeated key the last counts, as for JSON parsers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Peek<'a> {
+    /// `model`, if it is a string.
+    pub model: Option<Cow<'a, str>>,
+    /// `rid`, if it is a string.
+    pub rid: Option<Cow<'a, str>>,
+    /// The prompt as it stands in the body: the value of `prompt`, `messages`, `text`, `input_ids` or `input`.
+    pub text: &'a [u8],
+}
+
+/// Looks through the top level of `body`.
+pub fn peek(body: &[u8]) -> Peek<'_> {
+    let mut found = Peek::default();
+    let mut cursor = Cursor { bytes: body, at: 0 };
+    // A malformed rest leaves what was found before it.
+    let _ = cursor.members(|key, value| match key {
+        b"model" => found.model = string(value),
+        b"rid" => found.rid = string(value),
+        b"prompt" | b"messages" | b"text" | b"input_ids" | b"input" => found.text = value,
+        _ => {}
+    });
+    found
+}
+
+fn string(value: &[u8]) -> Option<Cow<'_, str>> {
+    let inner = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    match inner.contains(&b'\\') {
+        true => serde_json::from_slice::<String>(value).ok().map(Cow::Owned),
+        false => std::str::from_utf8(inner).ok().map(Cow::Borrowed),
+    }
+}
+
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// Calls `visit` with each key (without quotes, escapes as they are) and its value's bytes.
+    fn members(&mut self, mut visit: impl FnMut(&'a [u8], &'a [u8])) -> Option<()> {
+        self.expect(b'{')?;
+        loop {
+            self.blank();
+            let start = self.at;
+            self.string()?;
+            let key = &self.bytes[start + 1..self.at - 1];
+            self.expect(b':')?;
+            self.blank();
+            let start = self.at;
+            self.value()?;
+            visit(key, &self.bytes[start..self.at]);
+            self.expect(b',')?;
+        }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    fn blank(&mut self) {
+        while matches!(self.peek(), Some(b' ' | b'\t' | b'\r' | b'\n')) {
+            self.at += 1;
+        }
+    }
+
+    fn expect(&mut self, byte: u8) -> Option<()> {
+        self.blank();
+        (self.peek()? == byte).then(|| self.at += 1)
+    }
+
+    /// Past a string's closing quote.
+    fn string(&mut self) -> Option<()> {
+        self.expect(b'"')?;
+        loop {
+            self.at += memchr2(b'"', b'\\', self.bytes.get(self.at..)?)?;
+            match self.bytes[self.at] {
+                b'"' => {
+                    self.at += 1;
+                    return Some(());
+                }
+                _ => self.at += 2,
+            }
+        }
+    }
+
+    /// Past a value of any kind. Depth is a count, so that no nesting can exhaust the stack.
+    fn value(&mut self) -> Option<()> {
+        let mut depth = 0usize;
+        loop {
+            match self.peek()? {
+                b'"' => {
+                    self.string()?;
+                    if depth == 0 {
+                        return Some(());
+                    }
+                }
+                b'{' | b'[' => {
+                    depth += 1;
+                    self.at += 1;
+                }
+                b'}' | b']' if depth == 0 => return Some(()),
+                b'}' | b']' => {
+                    depth -= 1;
+                    self.at += 1;
+                    if depth == 0 {
+                        return Some(());
+                    }
+                }
+                b',' if depth == 0 => return Some(()),
+                _ => self.at += 1,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn members_of_the_top_level_are_found_and_nested_ones_are_not() {
+        let body = br#" { "messages" : [{"role":"user","content":"say \"model\": \\","model":"no"}], "model" : "a\u0062" , "rid":"r1" } "#;
+        let found = peek(body);
+        assert_eq!(found.model.as_deref(), Some("ab"));
+        assert_eq!(found.rid.as_deref(), Some("r1"));
+        assert_eq!(found.text, &br#"[{"role":"user","content":"say \"model\": \\","model":"no"}]"#[..]);
+    }
+
+    #[test]
+    fn the_last_of_a_repeated_key_counts() {
+        assert_eq!(peek(br#"{"model":"a","model":"b"}"#).model.as_deref(), Some("b"));
+        assert_eq!(peek(br#"{"model":"a","model":7}"#).model, None);
+    }
+
+    #[test]
+    fn a_malformed_body_yields_what_stands_before_the_fault() {
+        assert_eq!(peek(br#"{"model":"a","prompt":"x"#).model.as_deref(), Some("a"));
+        for body in [&b""[..], b"[]", b"{", b"{\"", b"{\"a", b"{\"a\":", b"null", b"{\"model\":\"\\", b"{]}"] {
+            assert_eq!(peek(body), Peek::default());
+        }
+    }
+
+    #[test]
+    fn deep_nesting_costs_no_stack() {
+        let mut body = b"{\"x\":".to_vec();
+        body.extend(std::iter::repeat_n(b'[', 1 << 20));
+        assert_eq!(peek(&body), Peek::default());
+    }
+
+    fn values() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            ".*".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 32, 5, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+                prop::collection::hash_map(".*", inner, 0..5).prop_map(|map| Value::from_iter(map)),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_object_yields_the_same_as_a_full_parse(model in ".*", prompt in values(), other in values(), pretty: bool) {
+            let document = json!({"other": other, "prompt": prompt, "model": model, "last": other});
+            let text = if pretty { serde_json::to_string_pretty(&document) } else { serde_json::to_string(&document) }.expect("a value");
+            let found = peek(text.as_bytes());
+            prop_assert_eq!(found.model.as_deref(), document["model"].as_str());
+            prop_assert_eq!(serde_json::from_slice::<Value>(found.text).ok().as_ref(), Some(&document["prompt"]));
+        }
+
+        #[test]
+        fn any_bytes_are_survived(body: Vec<u8>) {
+            peek(&body);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! A gateway's life: bind, serve, drain with a deadline, abort what is left.
+//!
+//! Both the binary and the Python wheel run [`Server`]; only the stop signal differs. Ports open after
+//! every option is known to be good, and close first when a stop is asked for.
+
+mod connection;
+mod listen;
+mod signals;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use branchline_core::Error;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::app::App;
+use crate::config::Options;
+use crate::http;
+
+pub use signals::StopSignals;
+
+/// Why a gateway did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A port can't be had.
+    #[error("{host}:{port} can't be listened on: {reason}")]
+    Bind {
+        /// As configured.
+        host: String,
+        /// As configured.
+        port: u16,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A part could not be built.
+    #[error(transparent)]
+    Build(#[from] Error),
+}
+
+/// A gateway whose ports are open and that serves as soon as it is run.
+pub struct Server {
+    app: Arc<App>,
+    listener: TcpListener,
+    metrics_listener: Option<TcpListener>,
+}
+
+/// The runtime that serves; `threads` 0 takes one a CPU.
+///
+/// # Errors
+/// If the system gives no threads.
+pub fn runtime(threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if threads > 0 {
+        builder.worker_threads(threads);
+    }
+    builder.thread_name("router").enable_all().build()
+}
+
+/// How long aborted connections get to notice that they were.
+const ABORT_GRACE: Duration = Duration::from_secs(2);
+
+impl Server {
+    /// Opens the ports and builds the parts.
+    ///
+    /// # Errors
+    /// [`StartError`], before anything is served.
+    pub async fn bind(options: Options) -> Result<Self, StartError> {
+        let listener = listen::open(&options.host, options.port, "--port").await?;
+        let metrics_listener = match options.prometheus_port {
+            Some(port) => Some(listen::open(&options.prometheus_host, port, "--prometheus-port").await?),
+            None => None,
+        };
+        Ok(Self { app: App::build(options)?, listener, metrics_listener })
+    }
+
+    /// The address that clients reach, with the port that was taken.
+    ///
+    /// # Errors
+    /// If the system does not know it.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Address of the listener for /metrics alone.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics_listener.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+
+    /// The parts, for tests and for the Python wheel.
+    pub fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    /// Serves until `stop` resolves, then drains: no new connection, running requests up to the drain
+    /// timeout, then none at all.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let Self { app, listener, metrics_listener } = self;
+        let address = listener.local_addr().map_or_else(|_| app.options.host.clone(), |address| address.to_string());
+        tracing::info!(url = format!("http://{address}"), workers = app.options.worker_urls.len(), "serving");
+        let drain = CancellationToken::new();
+        let slots = Arc::new(Semaphore::new(app.options.max_connections));
+        let main = connection::Accept { app: Arc::clone(&app), slots: Arc::clone(&slots), drain: drain.clone() };
+        app.tracker.spawn(main.run(listener, http::service(&app)));
+        if let Some(listener) = metrics_listener {
+            let side = connection::Accept { app: Arc::clone(&app), slots, drain: drain.clone() };
+            app.tracker.spawn(side.run(listener, http::metrics_service(&app)));
+        }
+        stop.await;
+        app.begin_drain();
+        drain.cancel();
+        app.tracker.close();
+        tracing::info!(timeout = ?app.options.drain_timeout, "draining");
+        if timeout(app.options.drain_timeout, app.tracker.wait()).await.is_err() {
+            tracing::warn!(connections = app.tracker.len(), "drain deadline passed, aborting what still runs");
+        }
+        app.stop.cancel();
+        // Nothing may outlive a stop, not even a task that misses its cancellation.
+        if timeout(ABORT_GRACE, app.tracker.wait()).await.is_err() {
+            tracing::error!(tasks = app.tracker.len(), "tasks did not end");
+        }
+        app.fleet.shutdown().await;
+        tracing::info!("stopped");
+    }
+}

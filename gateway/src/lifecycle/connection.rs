@@ -1,0 +1,125 @@
+//! Accepts connections and serves each on its own tracked task until it ends, drains or is aborted.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tower::Service;
+
+use crate::app::App;
+
+/// Headers a request may have; hyper answers 431 past it.
+const MAX_HEADERS: usize = 128;
+/// Bytes of a connection's read buffer, and so of a request's head.
+const MAX_HEAD: usize = 64 * 1024;
+/// Wait after a failed accept: it mostly means that no file descriptor is left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts on one port.
+pub(super) struct Accept {
+    pub(super) app: Arc<App>,
+    pub(super) slots: Arc<Semaphore>,
+    pub(super) drain: CancellationToken,
+}
+
+impl Accept {
+    /// Serves `service` to every connection until the drain begins; the port closes with it.
+    pub(super) async fn run<S, B>(self, listener: TcpListener, service: S)
+    where
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
+        S::Future: Send,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<axum::BoxError>,
+    {
+        let builder = Arc::new(builder(self.app.options.header_timeout));
+        loop {
+            let accepted = async {
+                // Taken before accepting, so that excess clients wait in the kernel's queue.
+                let slot = Arc::clone(&self.slots).acquire_owned().await;
+                (slot, listener.accept().await)
+            };
+            let (slot, outcome) = tokio::select! {
+                biased;
+                () = self.drain.cancelled() => return,
+                accepted = accepted => accepted,
+            };
+            let stream = match outcome {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let (drain, stop) = (self.drain.clone(), self.app.stop.clone());
+            let (builder, service) = (Arc::clone(&builder), service.clone());
+            self.app.tracker.spawn(async move {
+                serve(&builder, stream, service, drain, stop).await;
+                drop(slot);
+            });
+        }
+    }
+}
+
+fn builder(header_timeout: Duration) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(header_timeout)
+        .max_buf_size(MAX_HEAD)
+        .max_headers(MAX_HEADERS)
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(MAX_HEAD as u32)
+        .max_concurrent_streams(1024)
+        .keep_alive_interval(Duration::from_secs(30));
+    builder
+}
+
+async fn serve<S, B>(
+    builder: &auto::Builder<TokioExecutor>,
+    stream: TcpStream,
+    service: S,
+    drain: CancellationToken,
+    stop: CancellationToken,
+) where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<axum::BoxError>,
+{
+    // Without it, small stream chunks wait for the client's acknowledgement of the one before.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY");
+    }
+    let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let mut connection = std::pin::pin!(connection);
+    let mut draining = false;
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = drain.cancelled(), if !draining => {
+                draining = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            outcome = connection.as_mut() => {
+                if let Err(error) = outcome {
+                    tracing::debug!(error = %error, "connection ended early");
+                }
+                return;
+            }
+        }
+    }
+}
+
