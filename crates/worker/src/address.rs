@@ -1,0 +1,68 @@
+//! Worker addresses as operators write them.
+
+use branchline_core::{Error, Result};
+
+use crate::worker::Transport;
+
+/// A parsed `grpc://host:port` or `http://host:port`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Address {
+    /// How to speak to it.
+    pub(crate) transport: Transport,
+    /// `host:port`.
+    pub(crate) authority: String,
+}
+
+impl Address {
+    /// Parses `url`; a path other than `/` is refused.
+    pub(crate) fn parse(url: &str) -> Result<Self> {
+        let refuse = |why: &str| {
+            Err(Error::invalid(
+                "worker_url",
+                format!("worker url '{url}' {why}; write grpc://host:port for an engine or http://host:port for another server"),
+            ))
+        };
+        let (transport, rest) = match url.split_once("://") {
+            Some(("grpc", rest)) => (Transport::Grpc, rest),
+            Some(("http", rest)) => (Transport::Http, rest),
+            Some((scheme, _)) => return refuse(&format!("has the unsupported scheme '{scheme}'")),
+            None => return refuse("has no scheme"),
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let Ok(authority) = rest.parse::<http::uri::Authority>() else {
+            return refuse("has no valid host and port, or has a path");
+        };
+        if authority.host().is_empty() || rest.contains('@') {
+            return refuse("has no host, or has credentials");
+        }
+        let authority = match (authority.port_u16(), transport) {
+            (Some(_), _) => authority.to_string(),
+            (None, Transport::Http) => format!("{authority}:80"),
+            (None, Transport::Grpc) => return refuse("has no port"),
+        };
+        Ok(Self { transport, authority })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_a_transport_and_an_authority() {
+        let parsed = |url| Address::parse(url).map(|a| (a.transport, a.authority));
+        assert_eq!(parsed("grpc://127.0.0.1:9000"), Ok((Transport::Grpc, "127.0.0.1:9000".into())));
+        assert_eq!(parsed("http://worker-a:8000/"), Ok((Transport::Http, "worker-a:8000".into())));
+        assert_eq!(parsed("http://worker-a"), Ok((Transport::Http, "worker-a:80".into())));
+        assert_eq!(parsed("grpc://[::1]:9000"), Ok((Transport::Grpc, "[::1]:9000".into())));
+    }
+
+    #[test]
+    fn a_bad_address_is_refused_with_the_forms_that_work() {
+        for url in ["", "localhost:1", "https://a:1", "ftp://a:1", "grpc://a", "grpc://", "http://a:1/v1", "http://u:p@a:1", "grpc://a:99999"] {
+            let error = Address::parse(url).unwrap_err();
+            assert!(error.message.contains("grpc://host:port"), "{url}: {}", error.message);
+            assert!(error.message.contains(&format!("'{url}'")), "{url}: {}", error.message);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Engines over gRPC: one supervised session each, and the calls that go beside it.
+
+mod delta;
+mod mux;
+mod session;
+mod slot;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use branchline_core::{Error, ErrorCode, Result};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+pub use delta::DeltaStream;
+use mux::Mux;
+pub(crate) use session::supervise;
+
+use crate::convert::error_from_status;
+use crate::model::Model;
+use crate::options::{FleetOptions, SubmitOptions};
+use crate::proto;
+use crate::proto::engine_client::EngineClient;
+
+/// The generated client with the token put on each call.
+pub(crate) type Client = EngineClient<InterceptedService<Channel, Token>>;
+
+/// Puts the bearer token on each call.
+#[derive(Clone)]
+pub(crate) struct Token(Option<MetadataValue<Ascii>>);
+
+impl Token {
+    pub(crate) fn new(token: Option<&str>) -> Result<Self> {
+        let header = token.map(|token| format!("Bearer {token}").parse::<MetadataValue<Ascii>>()).transpose();
+        let mut header = header.map_err(|_| Error::invalid("worker_token", "worker_token has characters that no header can carry"))?;
+        if let Some(header) = &mut header {
+            header.set_sensitive(true);
+        }
+        Ok(Self(header))
+    }
+}
+
+impl Interceptor for Token {
+    fn call(&mut self, mut request: Request<()>) -> std::result::Result<Request<()>, Status> {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// Limit of one call beside the stream.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What is known of one engine. The session fills it; requests read it.
+pub(crate) struct Engine {
+    url: Arc<str>,
+    authority: String,
+    token: Token,
+    options: Arc<FleetOptions>,
+    /// The live stream; none while not attached.
+    mux: ArcSwapOption<Mux>,
+    client: ArcSwapOption<Client>,
+    model: ArcSwapOption<Model>,
+    report: ArcSwapOption<proto::GetLoadResponse>,
+}
+
+impl Engine {
+    pub(crate) fn new(url: &str, authority: &str, options: Arc<FleetOptions>) -> Result<Self> {
+        Ok(Self {
+            url: url.into(),
+            authority: authority.to_owned(),
+            token: Token::new(options.worker_token.as_deref())?,
+            options,
+            mux: ArcSwapOption::empty(),
+            client: ArcSwapOption::empty(),
+            model: ArcSwapOption::empty(),
+            report: ArcSwapOption::empty(),
+        })
+    }
+
+    pub(crate) fn model(&self) -> Option<Arc<Model>> {
+        self.model.load_full()
+    }
+
+    pub(crate) fn load_report(&self) -> Option<Arc<proto::GetLoadResponse>> {
+        self.report.load_full()
+    }
+
+    fn away(&self) -> Error {
+        Error::new(ErrorCode::Unavailable, format!("worker {} is not attached; try again", self.url))
+            .with_retry_after(Duration::from_secs(1))
+    }
+
+    pub(crate) fn submit(&self, mut request: proto::GenerateRequest, options: SubmitOptions) -> Result<DeltaStream> {
+        let mux = self.mux.load_full().ok_or_else(|| self.away())?;
+        let sequences = self.sequences(&request);
+        if let Some(deadline) = options.deadline {
+            let ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+            request.deadline_ms = Some(request.deadline_ms.map_or(ms, |own| own.min(ms)));
+        }
+        let deadline = request.deadline_ms.map(|ms| Box::pin(tokio::time::sleep(Duration::from_millis(ms))));
+        let (handle, slot) = mux.submit(request, sequences, options.buffer.unwrap_or(self.options.buffer))?;
+        Ok(DeltaStream { slot, mux, handle, deadline, guard: options.guard, done: false })
+    }
+
+    /// How many sequences will end. Counts beyond the contract's are left to the engine's refusal.
+    fn sequences(&self, request: &proto::GenerateRequest) -> usize {
+        let asked = request.sampling.as_ref().and_then(|sampling| sampling.n);
+        let model = self.model();
+        let usual = model.as_ref().and_then(|model| model.info.default_sampling.as_ref()?.n);
+        asked.or(usual).unwrap_or(1).clamp(1, 128) as usize
+    }
+
+    async fn call<T>(
+        &self,
+        name: &str,
+        call: impl AsyncFnOnce(Client) -> std::result::Result<Response<T>, Status>,
+    ) -> Result<T> {
+        let client = self.client.load_full().ok_or_else(|| self.away())?;
+        match tokio::time::timeout(CALL_TIMEOUT, call((*client).clone())).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(error_from_status(&self.url, name, &status)),
+            Err(_) => Err(Error::new(
+                ErrorCode::DeadlineExceeded,
+                format!("worker {} did not answer {name} within {} s", self.url, CALL_TIMEOUT.as_secs()),
+            )),
+        }
+    }
+
+    pub(crate) async fn abort(&self, request: proto::AbortRequest) -> Result<u32> {
+        Ok(self.call("Abort", async |mut client| client.abort(request).await).await?.aborted)
+    }
+
+    pub(crate) async fn server_info(&self) -> Result<proto::GetServerInfoResponse> {
+        self.call("GetServerInfo", async |mut client| client.get_server_info(proto::GetServerInfoRequest {}).await).await
+    }
+
+    pub(crate) async fn flush_cache(&self) -> Result<proto::FlushCacheResponse> {
+        self.call("FlushCache", async |mut client| client.flush_cache(proto::FlushCacheRequest {}).await).await
+    }
+
+    pub(crate) async fn load(&self) -> Result<proto::GetLoadResponse> {
+        self.call("GetLoad", async |mut client| client.get_load(proto::GetLoadRequest {}).await).await
+    }
+}

@@ -1,0 +1,248 @@
+//! One worker, whatever its transport.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use branchline_core::{Error, ErrorCode, Result, WorkerId};
+use branchline_telemetry::Metrics;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::grpc::{DeltaStream, Engine};
+use crate::http::HttpWorker;
+use crate::load::Load;
+use crate::model::Model;
+use crate::options::SubmitOptions;
+use crate::proto;
+
+/// How a worker is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// The engine contract.
+    Grpc,
+    /// HTTP/1.1, bodies untouched.
+    Http,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Grpc => "grpc",
+            Self::Http => "http",
+        })
+    }
+}
+
+/// A worker's state for admin pages.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct WorkerInfo {
+    /// Number in this process, as `w3`.
+    pub id: String,
+    /// As given.
+    pub url: String,
+    /// `grpc` or `http`.
+    pub transport: String,
+    /// Whether it may be chosen.
+    pub ready: bool,
+    /// Why it may not; empty when ready.
+    pub reason: String,
+    /// Requests from choice to last byte.
+    pub in_flight: u64,
+    /// Served names; empty if it takes any.
+    pub models: Vec<String>,
+    /// Milliseconds since the last completed step while work exists, from the last load report.
+    pub step_age_ms: Option<f64>,
+}
+
+pub(crate) enum Client {
+    Grpc(Engine),
+    Http(HttpWorker),
+}
+
+/// One worker of the fleet.
+pub struct Worker {
+    /// Never reused while the process lives.
+    pub id: WorkerId,
+    /// As given to [`crate::Fleet::add`].
+    pub url: String,
+    pub(crate) client: Client,
+    pub(crate) load: Arc<Load>,
+    pub(crate) status: Arc<Status>,
+    /// Ends its task and connections.
+    pub(crate) cancel: CancellationToken,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("id", &self.id).field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    /// How it is spoken to.
+    pub fn transport(&self) -> Transport {
+        match self.client {
+            Client::Grpc(_) => Transport::Grpc,
+            Client::Http(_) => Transport::Http,
+        }
+    }
+
+    /// Whether it may be chosen.
+    pub fn is_ready(&self) -> bool {
+        self.status.is_ready()
+    }
+
+    /// Requests from choice to last byte.
+    pub fn in_flight(&self) -> u64 {
+        self.load.running()
+    }
+
+    /// State for admin pages.
+    pub fn info(&self) -> WorkerInfo {
+        WorkerInfo {
+            id: self.id.to_string(),
+            url: self.url.clone(),
+            transport: self.transport().to_string(),
+            ready: self.is_ready(),
+            reason: self.status.reason(),
+            in_flight: self.in_flight(),
+            models: self.served().unwrap_or_default(),
+            step_age_ms: self.load_report().map(|report| report.step_age_ms),
+        }
+    }
+
+    /// Names it serves, `None` if it takes any name or has not said yet.
+    pub fn served(&self) -> Option<Vec<String>> {
+        match &self.client {
+            Client::Grpc(engine) => engine.model().map(|model| model.names.clone()),
+            Client::Http(http) => http.served().map(|names| names.to_vec()),
+        }
+    }
+
+    /// Whether it serves `model` (absent: anything). An engine not yet reached serves nothing; an HTTP worker that
+    /// lists no models takes any name.
+    pub(crate) fn can_serve(&self, model: Option<&str>) -> bool {
+        match (&self.client, model) {
+            (Client::Grpc(engine), None) => engine.model().is_some(),
+            (Client::Grpc(engine), Some(name)) => engine.model().is_some_and(|model| model.has_name(name)),
+            (Client::Http(_), None) => true,
+            (Client::Http(http), Some(name)) => http.served().is_none_or(|names| names.iter().any(|own| own == name)),
+        }
+    }
+
+    /// The engine's model once it has been read; kept while the engine is away. `None` for HTTP workers.
+    pub fn model(&self) -> Option<Arc<Model>> {
+        match &self.client {
+            Client::Grpc(engine) => engine.model(),
+            Client::Http(_) => None,
+        }
+    }
+
+    /// The HTTP side, if it is an HTTP worker.
+    pub fn http(&self) -> Option<&HttpWorker> {
+        match &self.client {
+            Client::Grpc(_) => None,
+            Client::Http(http) => Some(http),
+        }
+    }
+
+    fn engine(&self) -> Result<&Engine> {
+        match &self.client {
+            Client::Grpc(engine) => Ok(engine),
+            Client::Http(_) => Err(Error::new(
+                ErrorCode::Unimplemented,
+                format!("worker {} is an http worker and does not speak the engine contract", self.url),
+            )),
+        }
+    }
+
+    /// Starts a request. Refused at once (`Unavailable`) while the engine is not attached.
+    pub fn submit(&self, request: proto::GenerateRequest, options: SubmitOptions) -> Result<DeltaStream> {
+        self.engine()?.submit(request, options)
+    }
+
+    /// Ends a request by its exact id; answers how many were alive.
+    pub async fn abort(&self, request_id: &str) -> Result<u32> {
+        self.engine()?.abort(proto::AbortRequest { request_id: request_id.to_owned(), abort_all: false }).await
+    }
+
+    /// Ends every request of the engine; answers how many were alive.
+    pub async fn abort_all(&self) -> Result<u32> {
+        self.engine()?.abort(proto::AbortRequest { request_id: String::new(), abort_all: true }).await
+    }
+
+    /// Options, counters and cache statistics, asked now.
+    pub async fn server_info(&self) -> Result<proto::GetServerInfoResponse> {
+        self.engine()?.server_info().await
+    }
+
+    /// Drops every cached page that no request holds.
+    pub async fn flush_cache(&self) -> Result<proto::FlushCacheResponse> {
+        self.engine()?.flush_cache().await
+    }
+
+    /// Load, asked now.
+    pub async fn load(&self) -> Result<proto::GetLoadResponse> {
+        self.engine()?.load().await
+    }
+
+    /// The last polled load; `None` before the first poll, while not attached, and for HTTP workers.
+    pub fn load_report(&self) -> Option<Arc<proto::GetLoadResponse>> {
+        match &self.client {
+            Client::Grpc(engine) => engine.load_report(),
+            Client::Http(_) => None,
+        }
+    }
+}
+
+/// Readiness with its reason. Flips are logged and counted here and nowhere else.
+pub(crate) struct Status {
+    url: Arc<str>,
+    ready: AtomicBool,
+    reason: Mutex<String>,
+    metrics: Arc<Metrics>,
+    changed: tokio::sync::watch::Sender<u64>,
+}
+
+impl Status {
+    pub(crate) fn new(url: &str, metrics: Arc<Metrics>, changed: tokio::sync::watch::Sender<u64>) -> Self {
+        metrics.worker_ready.with([url.to_owned()]).set(0);
+        Self { url: url.into(), ready: AtomicBool::new(false), reason: Mutex::new("not reached yet".into()), metrics, changed }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    fn reason(&self) -> String {
+        self.reason.lock().clone()
+    }
+
+    /// The worker may be chosen from now on.
+    pub(crate) fn set_ready(&self) {
+        self.reason.lock().clear();
+        if !self.ready.swap(true, Ordering::AcqRel) {
+            tracing::info!(worker = %self.url, "worker is ready");
+            self.metrics.worker_ready.with([self.url.to_string()]).set(1);
+        }
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    /// The worker must not be chosen; `reason` is shown on admin pages.
+    pub(crate) fn set_down(&self, reason: &str) {
+        let mut held = self.reason.lock();
+        let news = *held != reason;
+        reason.clone_into(&mut held);
+        drop(held);
+        if self.ready.swap(false, Ordering::AcqRel) {
+            tracing::warn!(worker = %self.url, reason, "worker is not ready");
+            let url = || [self.url.to_string()];
+            self.metrics.worker_ready.with(url()).set(0);
+            self.metrics.worker_failures.with(url()).inc();
+        } else if news {
+            tracing::debug!(worker = %self.url, reason, "worker is still not ready");
+        }
+        self.changed.send_modify(|count| *count += 1);
+    }
+}
