@@ -1,0 +1,5 @@
+"""Executors by name; each is imported when first asked for."""
+
+from branchline.registry import executors
+
+executors.register_lazy("torch", "branchline.engine.executor.pytorch:build_executor")

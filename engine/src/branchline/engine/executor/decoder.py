@@ -1,0 +1,86 @@
+"""The forward pass of a dense decoder over a paged KV pool, on torch.
+
+Owns weights, rotary table and pool; knows nothing of sampling, requests or scheduling. Called by the
+executor under inference mode.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import embedding, linear, silu
+
+from branchline.engine.attention.base import AttentionBackend
+from branchline.engine.executor.rope import RotaryTable
+from branchline.engine.executor.weights import DecoderWeights, LayerWeights
+from branchline.engine.model.spec import ModelSpec
+from branchline.engine.types import ForwardBatch
+
+
+class Decoder:
+    """Runs batches. The pool is [layers, 2, slots, kv_heads, head_dim] with slot = page * page_size + offset."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: DecoderWeights, attention: AttentionBackend, slots: int
+    ) -> None:
+        self._spec = spec
+        self.weights = weights
+        self._attention = attention
+        self._device = weights.embedding.device
+        dtype = weights.embedding.dtype
+        self._rotary = RotaryTable(spec, self._device, dtype)
+        # Zeroed: memory is touched once here instead of at each page's first use in a step.
+        self.pool = torch.zeros(
+            (spec.layers, 2, slots, spec.kv_heads, spec.head_dim), dtype=dtype, device=self._device
+        )
+        self._layers = [(layer, *self.pool[number]) for number, layer in enumerate(weights.layers)]
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits float32 [R, vocab] of `batch.logit_rows`; writes keys and values of all T new tokens."""
+        plan = self._attention.plan(batch)
+        slots = self._index(batch.slots)
+        cos, sin = self._rotary.at(self._index(batch.positions), int(batch.positions.max()))
+        hidden = embedding(self._index(batch.token_ids), self.weights.embedding)
+        for layer, keys, values in self._layers:
+            normed = self._norm(hidden, layer.input_norm)
+            hidden = hidden + self._attend(layer, normed, keys, values, slots, cos, sin, plan)
+            hidden = hidden + self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+        if len(batch.logit_rows) != len(batch.token_ids):
+            hidden = hidden.index_select(0, self._index(batch.logit_rows))
+        return linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
+
+    def _index(self, values: object) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm over the last dimension; the statistics are float32 whatever the dtype."""
+        wide = hidden.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self._spec.norm_eps))
+        return (wide * scale).to(hidden.dtype) * weight
+
+    def _attend(
+        self,
+        layer: LayerWeights,
+        hidden: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        plan: object,
+    ) -> torch.Tensor:
+        spec = self._spec
+        projected = linear(hidden, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, spec.head_dim)
+        turning = spec.heads + spec.kv_heads
+        heads = projected[:, :turning]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = self._norm(heads[:, : spec.heads], layer.query_norm)
+            heads = torch.cat((query, self._norm(heads[:, spec.heads :], layer.key_norm)), dim=1)
+        heads = self._rotary.rotate(heads, cos, sin)
+        keys.index_copy_(0, slots, heads[:, spec.heads :])
+        values.index_copy_(0, slots, projected[:, turning:])
+        query = heads[:, : spec.heads].contiguous()
+        return linear(self._attention.attend(plan, query, keys, values), layer.output, layer.output_bias)
+
+    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+        gate, up = linear(hidden, layer.gate_up).chunk(2, dim=-1)
+        return linear(silu(gate).mul_(up), layer.down)

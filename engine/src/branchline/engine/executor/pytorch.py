@@ -1,0 +1,151 @@
+"""The torch executor: Executor's methods over a Decoder and the sampler.
+
+Built by `build_executor`, called from the step loop's one thread. Device errors other than a bad row are
+raised: they concern the whole process. Works on `cpu` and on `cuda` devices with the same code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from branchline.engine.attention.base import AttentionBackend, AttentionShape
+from branchline.engine.errors import InternalError, LoadError
+from branchline.engine.executor.decoder import Decoder
+from branchline.engine.executor.weights import load_weights
+from branchline.engine.model.source import LoadedModel
+from branchline.engine.model.spec import ModelSpec
+from branchline.engine.sampling import sampler
+from branchline.engine.sampling.penalties import PenaltyState, penalty_state
+from branchline.engine.types import ForwardBatch, RowPlan, RowResult, SamplingParams
+from branchline.registry import attention_backends
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+class TorchExecutor:
+    """Executor on torch; see `branchline.engine.types.Executor` for the contract."""
+
+    api_version = 1
+
+    def __init__(self, decoder: Decoder, spec: ModelSpec, *, num_pages: int, page_size: int, numerics_id: str) -> None:
+        self._decoder: Decoder | None = decoder
+        self.vocab_size = spec.vocab_size
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.numerics_id = numerics_id
+
+    def run(self, batch: ForwardBatch) -> object:
+        """Logits float32 [R, vocab] on the executor's device, valid until the next `run`."""
+        if self._decoder is None:
+            raise InternalError("executor is closed")
+        with torch.inference_mode():
+            return self._decoder.forward(batch)
+
+    def sample(self, logits: object, plans: list[RowPlan]) -> list[RowResult]:
+        """Answer each plan, in order; a bad row gets its own error."""
+        assert isinstance(logits, torch.Tensor), "logits come from run"
+        with torch.inference_mode():
+            return sampler.sample(logits, plans)
+
+    def penalty_state(self, prompt: tuple[int, ...], params: SamplingParams) -> object | None:
+        """State for a sequence's penalties, or None if `params` has none."""
+        return penalty_state(prompt, params)
+
+    def observe(self, state: object, token_id: int) -> None:
+        """Count one generated token in a penalty state."""
+        assert isinstance(state, PenaltyState), "states come from penalty_state"
+        state.observe(token_id)
+
+    def close(self) -> None:
+        """Drop weights and pool; idempotent."""
+        self._decoder = None
+
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder, for tests and diagnostics. Raises InternalError once closed."""
+        if self._decoder is None:
+            raise InternalError("executor is closed")
+        return self._decoder
+
+
+def build_executor(
+    model: LoadedModel,
+    *,
+    device: str,
+    dtype: str,
+    num_pages: int,
+    page_size: int,
+    threads: int | None,
+    attention_backend: str,
+) -> TorchExecutor:
+    """Convert the weights, reserve the KV pool and return a ready executor.
+
+    `dtype` is float32, bfloat16, float16 or auto (float32 on a CPU, else bfloat16). Raises LoadError for an
+    unknown device or dtype, faulty weights, or a pool that does not fit.
+    """
+    target = _device(device)
+    kind = _dtype(dtype, target)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    spec = model.spec
+    shape = AttentionShape(spec.heads, spec.kv_heads, spec.head_dim, page_size, _window(spec))
+    factory = attention_backends.get(attention_backend)
+    attention: AttentionBackend = factory(shape, target)  # type: ignore[assignment]
+    weights = load_weights(model, target, kind)
+    try:
+        decoder = Decoder(spec, weights, attention, num_pages * page_size)
+    except (RuntimeError, MemoryError) as error:
+        size = spec.page_bytes(page_size, kind.itemsize) * num_pages
+        raise LoadError(
+            f"kv pool of {num_pages} pages ({size / 2**30:.1f} GiB) does not fit on {device}; lower the page count",
+            field="num_pages",
+        ) from error
+    return TorchExecutor(
+        decoder,
+        spec,
+        num_pages=num_pages,
+        page_size=page_size,
+        numerics_id=numerics_id(model, target, kind, attention_backend),
+    )
+
+
+def numerics_id(model: LoadedModel, device: torch.device, dtype: torch.dtype, attention_backend: str) -> str:
+    """Hash of everything known to change the bits: weights, dtype, device, library, instruction set, threads."""
+    if device.type == "cuda":
+        unit = torch.cuda.get_device_name(device)
+    else:
+        unit = f"{torch.backends.cpu.get_cpu_capability()}/{torch.get_num_threads()}"
+    parts = ("torch", torch.__version__, str(dtype), device.type, unit, attention_backend, model.fingerprint)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _window(spec: ModelSpec) -> int | None:
+    """The window, unless no sequence can be longer than it."""
+    window = spec.sliding_window
+    return window if window is not None and window < spec.context_length else None
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise LoadError(f"device {name!r} is unknown; use cpu, cuda or cuda:N", field="device") from None
+    if device.type not in ("cpu", "cuda"):
+        raise LoadError(f"device {name!r} is not supported; use cpu, cuda or cuda:N", field="device")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise LoadError(f"device {name!r} is not available: torch finds no usable GPU; use cpu", field="device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise LoadError(f"device {name!r} does not exist: torch finds {torch.cuda.device_count()} GPUs", field="device")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    full = _SHORT.get(name, name)
+    if full not in DTYPES:
+        raise LoadError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}", field="dtype")
+    return DTYPES[full]

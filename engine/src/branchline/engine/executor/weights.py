@@ -1,0 +1,108 @@
+"""Weights in the layout the decoder runs on: fused projections, one tensor shared by a tied head.
+
+Owns conversion from a TensorSource (names, shapes, dtype, device), tensor by tensor, so that the peak is the
+model plus one tensor. Refuses missing and misshapen tensors by name before any arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from branchline.engine.errors import LoadError
+from branchline.engine.model.source import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One block. Matrices are [out, in] as torch.nn.functional.linear wants them."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [query + 2 kv, hidden]
+    qkv_bias: torch.Tensor | None
+    query_norm: torch.Tensor | None  # [head_dim]
+    key_norm: torch.Tensor | None  # [head_dim]
+    output: torch.Tensor  # [hidden, query]
+    output_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 intermediate, hidden], gate first
+    down: torch.Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights. `head` is `embedding` itself when tied."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: torch.Tensor  # [hidden]
+    head: torch.Tensor  # [vocab, hidden]
+
+
+class _Reader:
+    """Reads, checks and converts; counts bytes for the progress callback."""
+
+    def __init__(self, model: LoadedModel, device: torch.device, dtype: torch.dtype) -> None:
+        self.model = model
+        self.device = device
+        self.dtype = dtype
+        self.present = model.tensors.names()
+        self.total = len(self.present)
+        self.done = 0
+
+    def stack(self, names: Sequence[str], rows: Sequence[int], *tail: int) -> torch.Tensor:
+        """Tensors of `rows[i]` rows each under one another, in the executor's dtype and device."""
+        result = torch.empty((sum(rows), *tail), dtype=self.dtype, device=self.device)
+        start = 0
+        for name, count in zip(names, rows, strict=True):
+            self._check(name, (count, *tail))
+            result[start : start + count].copy_(self.model.tensors.read(name))
+            start += count
+            self.done += 1
+            self.model.progress("converting weights", self.done, self.total)
+        return result
+
+    def one(self, name: str, *shape: int) -> torch.Tensor:
+        """A single tensor of exactly this shape."""
+        return self.stack([name], [shape[0]], *shape[1:])
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        if name not in self.present:
+            raise LoadError(f"tensor {name} is missing from {self.model.path}: the checkpoint is incomplete", field="model")
+        found = tuple(self.model.tensors.shape(name))
+        if found != shape:
+            raise LoadError(
+                f"tensor {name} has shape {list(found)}, the configuration asks for {list(shape)}", field="model"
+            )
+
+
+def load_weights(model: LoadedModel, device: torch.device, dtype: torch.dtype) -> DecoderWeights:
+    """Convert every weight. Raises LoadError naming the first tensor that is missing or has a wrong shape."""
+    spec, reader = model.spec, _Reader(model, device, dtype)
+    embedding = reader.one("model.embed_tokens.weight", spec.vocab_size, spec.hidden)
+    layers = tuple(_layer(reader, number) for number in range(spec.layers))
+    norm = reader.one("model.norm.weight", spec.hidden)
+    head = embedding if spec.tied_head else reader.one("lm_head.weight", spec.vocab_size, spec.hidden)
+    return DecoderWeights(embedding, layers, norm, head)
+
+
+def _layer(reader: _Reader, number: int) -> LayerWeights:
+    spec = reader.model.spec
+    at = f"model.layers.{number}"
+    attention = [f"{at}.self_attn.{part}_proj" for part in "qkv"]
+    rows = (spec.query_size, spec.kv_size, spec.kv_size)
+    mlp = [f"{at}.mlp.{part}_proj.weight" for part in ("gate", "up")]
+    return LayerWeights(
+        input_norm=reader.one(f"{at}.input_layernorm.weight", spec.hidden),
+        qkv=reader.stack([f"{name}.weight" for name in attention], rows, spec.hidden),
+        qkv_bias=reader.stack([f"{name}.bias" for name in attention], rows) if spec.qkv_bias else None,
+        query_norm=reader.one(f"{at}.self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
+        key_norm=reader.one(f"{at}.self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
+        output=reader.one(f"{at}.self_attn.o_proj.weight", spec.hidden, spec.query_size),
+        output_bias=reader.one(f"{at}.self_attn.o_proj.bias", spec.hidden) if spec.output_bias else None,
+        mlp_norm=reader.one(f"{at}.post_attention_layernorm.weight", spec.hidden),
+        gate_up=reader.stack(mlp, (spec.intermediate, spec.intermediate), spec.hidden),
+        down=reader.one(f"{at}.mlp.down_proj.weight", spec.hidden, spec.intermediate),
+    )

@@ -1,0 +1,68 @@
+"""A sequence's token counts, and what they do to its logits.
+
+Repetition scales logits of ids seen in prompt or output; frequency and presence subtract for output ids only.
+Counts are kept as columns that grow, so that a step costs the number of distinct ids, not the vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from branchline.engine.types import SamplingParams
+
+
+class PenaltyState:
+    """Distinct ids of one sequence with their output counts. Mutated by `observe` only."""
+
+    __slots__ = ("_columns", "counts", "ids", "params", "used")
+
+    def __init__(self, prompt: tuple[int, ...], params: SamplingParams) -> None:
+        self.params = params
+        known = list(dict.fromkeys(prompt)) if params.repetition_penalty != 1.0 else []
+        self._columns = {token: column for column, token in enumerate(known)}
+        self.used = len(known)
+        self.ids = np.zeros(max(64, 2 * self.used), dtype=np.int64)
+        self.ids[: self.used] = known
+        self.counts = np.zeros(len(self.ids), dtype=np.float32)
+
+    def observe(self, token_id: int) -> None:
+        """Count one generated token."""
+        column = self._columns.get(token_id)
+        if column is None:
+            column = self._columns[token_id] = self.used
+            if column == len(self.ids):
+                self.ids = np.concatenate((self.ids, np.zeros_like(self.ids)))
+                self.counts = np.concatenate((self.counts, np.zeros_like(self.counts)))
+            self.ids[column] = token_id
+            self.used += 1
+        self.counts[column] += 1
+
+
+def penalty_state(prompt: tuple[int, ...], params: SamplingParams) -> PenaltyState | None:
+    """State for these options, or None if none of them penalises."""
+    if params.repetition_penalty == 1.0 and params.frequency_penalty == 0.0 and params.presence_penalty == 0.0:
+        return None
+    return PenaltyState(prompt, params)
+
+
+def penalise(logits: torch.Tensor, states: list[tuple[int, PenaltyState]]) -> None:
+    """Change float32 `logits` [rows, vocab] in place for the given (row, state) pairs."""
+    states = [(row, state) for row, state in states if state.used]
+    if not states:
+        return
+    sizes = [state.used for _, state in states]
+
+    def spread(values: list[float]) -> torch.Tensor:
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), sizes)).to(logits.device)
+
+    rows = torch.from_numpy(np.repeat(np.asarray([row for row, _ in states], dtype=np.int64), sizes))
+    ids = torch.from_numpy(np.concatenate([state.ids[: state.used] for _, state in states]))
+    counts = torch.from_numpy(np.concatenate([state.counts[: state.used] for _, state in states])).to(logits.device)
+    where = (rows.to(logits.device), ids.to(logits.device))
+    values = logits[where]
+    repetition = spread([state.params.repetition_penalty for _, state in states])
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= spread([state.params.frequency_penalty for _, state in states]) * counts
+    values -= spread([state.params.presence_penalty for _, state in states]) * (counts > 0)
+    logits[where] = values
