@@ -18,6 +18,8 @@ use super::{fan, info};
 use crate::app::App;
 use crate::guard::read_body;
 
+type Answered = std::result::Result<Response, Refusal>;
+
 /// All of this module's routes.
 pub(super) fn routes() -> Router<Arc<App>> {
     metrics_routes()
@@ -97,7 +99,7 @@ struct AddRequest {
     url: String,
 }
 
-async fn add(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
+async fn add(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
     let body: AddRequest = read_json(&app, request).await?;
     let worker = app.fleet.add(&body.url)?;
     tracing::info!(worker = %worker.id, url = %worker.url, "worker added");
@@ -105,7 +107,7 @@ async fn add(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Resp
 }
 
 /// Answers at once: the worker gets no new requests from now on, and its running ones may end.
-async fn remove(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn remove(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answered {
     let number = id.strip_prefix('w').and_then(|number| number.parse().ok()).map(WorkerId);
     let Some(worker) = number.and_then(|id| app.fleet.worker(id)) else {
         let message = format!("worker '{id}' is not in the fleet; GET /workers lists all");
@@ -186,15 +188,31 @@ struct AbortRequest {
 }
 
 /// Ends requests by their exact id, wherever they run. An unknown id is not an error: it may have just ended.
-async fn abort(State(app): State<Arc<App>>, request: Request<Body>) -> Result<Response, Refusal> {
+async fn abort(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
     let body: AbortRequest = read_json(&app, request).await?;
     let rid = body.rid.unwrap_or_default();
     if rid.is_empty() && !body.abort_all {
         let message = "neither rid nor abort_all is given; send {\"rid\": \"…\"} or {\"abort_all\": true}";
         return Err(Error::invalid("rid", message).into());
     }
-    let asked = fan::ask_all(&app, |worker| abort_on(Arc::clone(&app), worker, rid.clone(), body.abort_all)).await;
-    let found: u64 = asked.iter().filter_map(|(_, outcome)| outcome.as_ref().ok()).filter_map(|v| v["aborted"].as_u64()).sum();
+    // Whoever is not on a worker yet is stopped here; only unknown ids need everybody asked.
+    let asked = match app.live.abort(&rid) {
+        _ if body.abort_all => {
+            app.live.abort_all();
+            fan::ask_all(&app, |worker| abort_on(Arc::clone(&app), worker, rid.clone(), true)).await
+        }
+        Some(Some(worker)) => {
+            let outcome = abort_on(Arc::clone(&app), Arc::clone(&worker), rid.clone(), false).await;
+            vec![(worker, outcome)]
+        }
+        Some(None) => {
+            app.metrics.aborts.with(["api"]).inc();
+            return Ok(answer(StatusCode::OK, &json!({"aborted": 1, "workers": []})));
+        }
+        None => fan::ask_all(&app, |worker| abort_on(Arc::clone(&app), worker, rid.clone(), false)).await,
+    };
+    let counts = asked.iter().filter_map(|(_, outcome)| outcome.as_ref().ok()).filter_map(|v| v["aborted"].as_u64());
+    let found: u64 = counts.sum();
     app.metrics.aborts.with(["api"]).inc_by(found);
     let workers: Vec<Value> = asked.into_iter().map(|(worker, outcome)| report(&worker, outcome)).collect();
     Ok(answer(StatusCode::OK, &json!({"aborted": found, "workers": workers})))

@@ -1,0 +1,181 @@
+//! `POST /generate`, the SGLang-native form: single or batch, cumulative text in streams.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::post;
+use branchline_core::Result;
+use branchline_protocol::native::{Finish, GenerateAnswer, GenerateRequest, Meta, MetaLogprobs};
+use branchline_protocol::openai::FinishReason;
+use http::{Request, StatusCode};
+use futures_util::StreamExt as _;
+
+use super::answer::json;
+use super::gather::{Gathered, Sequence};
+use super::intake::{Intake, Taken, settle, take};
+use super::spell::Spell;
+use super::stream::{Family, Out, respond};
+use crate::app::App;
+use crate::dispatch::{self, Batch, End, Item, Running};
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new().route("/generate", post(handle))
+}
+
+async fn handle(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
+    let outcome = serve(&app, request).await;
+    settle(&app, outcome)
+}
+
+async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
+    let intake = match take(app, request).await? {
+        Taken::Engine(intake) => intake,
+        Taken::Answered(response) => return Ok(response),
+    };
+    let request = GenerateRequest::read(&intake.fields(), intake.limits())?;
+    let (stream, batch, with_text) = (request.stream, request.batch, request.text_in_logprobs);
+    let jobs = prepare(&intake, request).await?;
+    let mut native = Native::new(&intake, &jobs, with_text);
+    if stream {
+        return respond(app, jobs, native).await;
+    }
+    let mut pieces = Batch::new(jobs);
+    while let Some(item) = pieces.next().await {
+        native.add(item?);
+    }
+    let single = !batch && native.gathered.sequences.len() == 1;
+    let answers: Vec<_> = (0..native.gathered.sequences.len()).map(|sequence| native.answer(sequence, None)).collect();
+    Ok(match answers.first() {
+        Some(answer) if single => json(StatusCode::OK, answer),
+        _ => json(StatusCode::OK, &answers),
+    })
+}
+
+/// Tokenises every prompt before the first is started, so that a bad one costs no work.
+async fn prepare(intake: &Intake, request: GenerateRequest) -> Result<Vec<Running>> {
+    let (app, model, limits) = (&intake.app, &intake.model, intake.limits());
+    let mut ready = Vec::with_capacity(request.items.len());
+    for item in request.items {
+        let live = intake.register(item.rid, "")?;
+        let tokens =
+            dispatch::encode(&app.offload, model, item.prompt, model.add_special_tokens, "text").await?;
+        let mut sampling = item.sampling;
+        sampling.fit(tokens.len(), limits, GenerateRequest::FIT)?;
+        if let Some(logprobs) = &item.logprobs {
+            logprobs.fit(tokens.len(), "logprob_start_len")?;
+        }
+        ready.push((live, tokens, (sampling, item.logprobs)));
+    }
+    ready
+        .into_iter()
+        .map(|(live, tokens, how)| intake.start(live, tokens, how, request.routing.clone()))
+        .collect()
+}
+
+/// What is fixed of a job.
+struct Fixed {
+    id: String,
+    limit: u32,
+}
+
+/// An answer, whole or as events.
+struct Native {
+    jobs: Vec<Fixed>,
+    gathered: Gathered,
+    /// Logprobs of each sequence in their written form, if asked for.
+    logprobs: Vec<Option<MetaLogprobs>>,
+    /// Prompt positions that each sequence has written.
+    written: Vec<usize>,
+    spell: Spell,
+    weight_version: String,
+    arrived: Instant,
+}
+
+impl Native {
+    fn new(intake: &Intake, jobs: &[Running], with_text: bool) -> Self {
+        let gathered = Gathered::new(jobs);
+        let lists = |sequence: &Sequence| {
+            let asked = jobs[sequence.job].job().logprobs.as_ref()?;
+            Some(MetaLogprobs::new(asked.top > 0, !asked.token_ids.is_empty(), with_text))
+        };
+        Self {
+            jobs: jobs
+                .iter()
+                .map(|running| Fixed {
+                    id: running.job().live.id().as_str().to_owned(),
+                    limit: running.job().sampling.max_tokens.unwrap_or(0),
+                })
+                .collect(),
+            logprobs: gathered.sequences.iter().map(lists).collect(),
+            written: vec![0; gathered.sequences.len()],
+            gathered,
+            spell: Spell(Arc::clone(intake.model.tokenizer.vocabulary())),
+            weight_version: intake.model.info.weight_version.clone(),
+            arrived: intake.arrived,
+        }
+    }
+
+    fn add(&mut self, mut item: Item) {
+        let (job, sequence) = (item.job, item.sequence);
+        let output = std::mem::take(&mut item.piece.logprobs);
+        self.gathered.add(item);
+        if let Some(lists) = &mut self.logprobs[sequence] {
+            // Prompt positions are told once a request; every sequence lists them.
+            let input = &self.gathered.prompts[job].input;
+            lists.push_input(&input[self.written[sequence]..], &self.spell);
+            self.written[sequence] = input.len();
+            lists.push_output(&output, &self.spell);
+        }
+    }
+
+    fn answer(&self, sequence: usize, index: Option<u32>) -> GenerateAnswer<'_> {
+        let state = &self.gathered.sequences[sequence];
+        let (job, prompt) = (&self.jobs[state.job], &self.gathered.prompts[state.job]);
+        GenerateAnswer {
+            text: &state.text,
+            output_ids: &state.ids,
+            meta_info: Meta {
+                id: &job.id,
+                finish_reason: state.end.as_ref().map(|end| finish(end, job.limit)),
+                prompt_tokens: prompt.tokens as u32,
+                completion_tokens: state.completion_tokens as u32,
+                cached_tokens: prompt.cached as u32,
+                e2e_latency: self.arrived.elapsed().as_secs_f64(),
+                num_retractions: state.end.as_ref().map_or(0, |end| end.retractions),
+                weight_version: &self.weight_version,
+                logprobs: self.logprobs[sequence].as_ref(),
+            },
+            index,
+        }
+    }
+}
+
+fn finish(end: &End, limit: u32) -> Finish {
+    match end.reason {
+        FinishReason::Stop => Finish::Stop { matched: end.matched.clone() },
+        FinishReason::Length => Finish::Length { length: limit },
+        FinishReason::Abort => Finish::Abort { message: end.message.clone() },
+    }
+}
+
+impl Family for Native {
+    fn piece(&mut self, item: Item, out: &mut Out) -> Result<()> {
+        let sequence = item.sequence;
+        let news = !item.piece.token_ids.is_empty() || !item.piece.text.is_empty() || item.piece.end.is_some();
+        self.add(item);
+        if !news {
+            return Ok(());
+        }
+        let index = (self.gathered.sequences.len() > 1).then_some(sequence as u32);
+        out.json(&self.answer(sequence, index))
+    }
+
+    fn finish(&mut self, out: &mut Out) -> Result<()> {
+        out.done();
+        Ok(())
+    }
+}

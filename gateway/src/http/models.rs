@@ -1,0 +1,39 @@
+//! `GET /v1/models` and `/v1/models/{id}`: every name that requests may use, of engines and HTTP workers.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use axum::routing::get;
+use branchline_core::Result;
+use branchline_protocol::openai::{Model, ModelList};
+use http::StatusCode;
+
+use super::answer::json;
+use super::intake::{now, settle};
+use crate::app::App;
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new().route("/v1/models", get(list)).route("/v1/models/{*id}", get(one))
+}
+
+async fn list(State(app): State<Arc<App>>) -> Response {
+    let data = app.fleet.names().into_iter().map(|(name, _)| describe(&app, name)).collect();
+    json(StatusCode::OK, &ModelList { object: "list", data })
+}
+
+async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response {
+    let outcome = find(&app, id);
+    settle(&app, outcome)
+}
+
+fn find(app: &App, id: String) -> Result<Response> {
+    app.fleet.transport(Some(&id))?;
+    Ok(json(StatusCode::OK, &describe(app, id)))
+}
+
+fn describe(app: &App, id: String) -> Model {
+    let max_model_len = app.fleet.model(&id).map(|model| model.info.context_length);
+    Model { id, object: "model", created: now(), owned_by: "branchline", max_model_len }
+}

@@ -1,0 +1,75 @@
+//! `POST /v1/tokenize` and `/v1/detokenize`, also without the version. No engine is asked.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::post;
+use branchline_core::Result;
+use branchline_protocol::{
+    DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse,
+};
+use http::{Request, StatusCode};
+
+use super::answer::json;
+use super::intake::{Taken, settle, take};
+use crate::app::App;
+use crate::dispatch;
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/tokenize", post(tokenize))
+        .route("/tokenize", post(tokenize))
+        .route("/v1/detokenize", post(detokenize))
+        .route("/detokenize", post(detokenize))
+}
+
+async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
+    let outcome = serve_tokenize(&app, request).await;
+    settle(&app, outcome)
+}
+
+async fn detokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
+    let outcome = serve_detokenize(&app, request).await;
+    settle(&app, outcome)
+}
+
+async fn serve_tokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
+    let intake = match take(app, request).await? {
+        Taken::Engine(intake) => intake,
+        Taken::Answered(response) => return Ok(response),
+    };
+    let request = TokenizeRequest::read(&intake.fields())?;
+    let (text, usual) = match request.input {
+        TokenizeInput::Text(text) => (text, intake.model.add_special_tokens),
+        TokenizeInput::Chat(input) => {
+            (dispatch::render(&app.offload, &intake.model, input, intake.bytes).await?, false)
+        }
+    };
+    let add_special = request.add_special_tokens.unwrap_or(usual);
+    let (model, char_count) = (Arc::clone(&intake.model), text.chars().count());
+    // An empty text has no tokens, which is an answer here.
+    let tokens = app.offload.run(text.len(), move || model.tokenizer.encode(&text, add_special)).await?;
+    let answer = TokenizeResponse {
+        count: tokens.len(),
+        tokens,
+        char_count,
+        max_model_len: intake.limits().context_length,
+    };
+    Ok(json(StatusCode::OK, &answer))
+}
+
+async fn serve_detokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
+    let intake = match take(app, request).await? {
+        Taken::Engine(intake) => intake,
+        Taken::Answered(response) => return Ok(response),
+    };
+    let DetokenizeRequest { tokens, skip_special_tokens } =
+        DetokenizeRequest::read(&intake.fields(), intake.limits().vocab_size)?;
+    let model = Arc::clone(&intake.model);
+    let text =
+        app.offload.run(tokens.len(), move || Ok(model.tokenizer.decode(&tokens, skip_special_tokens))).await?;
+    Ok(json(StatusCode::OK, &DetokenizeResponse { text }))
+}
