@@ -349,8 +349,12 @@ def _file_of(module: str) -> str:
 
 models: Registry[Callable[..., object]] = Registry("models", "model")
 executors: Registry[Callable[..., object]] = Registry("executors", "executor", "branchline.engine.types:Executor")
-attention_backends: Registry[Callable[..., object]] = Registry("attention_backends", "attention backend")
-radix_cache_backends: Registry[Callable[..., object]] = Registry("radix_cache_backends", "radix cache backend")
+attention_backends: Registry[Callable[..., object]] = Registry(
+    "attention_backends", "attention backend", "branchline.engine.attention.base:AttentionBackend"
+)
+radix_cache_backends: Registry[Callable[..., object]] = Registry(
+    "radix_cache_backends", "radix cache backend", "branchline.engine.cache.base:RadixCacheBackend"
+)
 plugins = Plugins()
 
 

@@ -148,13 +148,19 @@ def parser(cls: type, prog: str, description: str, *, skip: Sequence[str] = ()) 
     """An argparse parser of the table. Values stay strings: `resolve` validates them all at once."""
     made = _Parser(prog=prog, description=description, allow_abbrev=False)
     made.add_argument("--config", metavar="FILE", help=f"TOML file with options of this table [env {ENV_PREFIX}CONFIG]")
+    extend(made, cls, skip=skip)
+    return made
+
+
+def extend(made: argparse.ArgumentParser, cls: type, *, skip: Sequence[str] = ()) -> None:
+    """Add a further table's flags; its positional arguments included."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for row in table(cls):
-        if row.name in skip:
-            continue
-        group = groups.setdefault(row.rules.section, made.add_argument_group(row.rules.section))
-        _add_argument(group, row)
-    return made
+        if row.name not in skip:
+            section = row.rules.section
+            if section not in groups:
+                groups[section] = made.add_argument_group(section)
+            _add_argument(groups[section], row)
 
 
 def _add_argument(group: argparse._ArgumentGroup, row: Option) -> None:
@@ -162,9 +168,7 @@ def _add_argument(group: argparse._ArgumentGroup, row: Option) -> None:
     if row.rules.positional:
         group.add_argument(row.name, nargs="?", metavar=row.name.upper(), help=help_text)
     elif row.type is bool:
-        group.add_argument(
-            row.flag, dest=row.name, action=argparse.BooleanOptionalAction, default=None, help=help_text
-        )
+        group.add_argument(row.flag, dest=row.name, action=argparse.BooleanOptionalAction, default=None, help=help_text)
     else:
         action = "append" if row.many else "store"
         metavar = "{" + ",".join(row.choices) + "}" if row.choices else row.name.upper()
@@ -181,21 +185,25 @@ def _default(row: Option) -> str:
     return str(row.default).lower() if row.type is bool else str(row.default)
 
 
-def flags_of(cls: type, made: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """The given flags by option name (and `config`), and faults about unknown ones."""
+def flags_of(
+    tables: type | Sequence[type], made: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[dict[str, object], list[str]]:
+    """The given flags by option name (and `config`), and faults about unknown ones of all `tables`."""
+    classes = (tables,) if isinstance(tables, type) else tables
+    known_flags = [row.flag for cls in classes for row in table(cls)]
     try:
         known, unknown = made.parse_known_args(list(argv))
     except ConfigError as error:
         return {}, list(error.faults)
     values = {name: value for name, value in vars(known).items() if value is not None}
-    return values, [_unknown_flag(cls, flag) for flag in unknown]
+    return values, [_unknown_flag(known_flags, flag) for flag in unknown]
 
 
-def _unknown_flag(cls: type, flag: str) -> str:
+def _unknown_flag(known: Sequence[str], flag: str) -> str:
     if not flag.startswith("-"):
         return f"unexpected argument {flag!r}"
     name = flag.partition("=")[0]
-    return f"unknown option {name!r}{_hint(name, [row.flag for row in table(cls)])}"
+    return f"unknown option {name!r}{_hint(name, known)}"
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
@@ -229,12 +237,15 @@ def resolve(
     values.update(_from_file(rows, path, found) if path else {})
     values.update(_from_env(rows, env, found))
     values.update(_from_flags(rows, flags, found))
-    for name, value in values.items():
-        found.extend(_value_faults(rows[name], value))
-    made = None if found else cls(**values)
+    for name, value in list(values.items()):
+        wrong = _value_faults(rows[name], value)
+        found.extend(wrong)
+        if wrong:
+            del values[name]
+    made = cls(**values)
     checks = getattr(made, "faults", None)
     found.extend(checks() if checks is not None else ())
-    if found or made is None:
+    if found:
         raise ConfigError(found)
     return made
 

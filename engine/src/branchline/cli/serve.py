@@ -1,0 +1,142 @@
+"""`branchline serve MODEL`: engines on loopback ports and one gateway before them, as one command.
+
+Owns the order: options and port first, then engines, then the gateway, then the words for the user. Stopping
+and restarting is launcher.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from branchline.cli import extensions, router
+from branchline.cli.engine import report
+from branchline.cli.launcher import Launcher, Plan
+from branchline.engine import options
+from branchline.engine.config import EngineConfig
+from branchline.engine.options import option
+
+PROG = "branchline serve"
+_OWN = ("host", "port", "parent_pid", "tls_cert", "tls_key", "tls_client_ca")  # engine options that serve sets itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Options of the launcher itself; those of engines and gateway are in their own tables."""
+
+    workers: int = option(
+        1, "engines to run behind the gateway", section="serve", minimum=1, maximum=64, env="BRANCHLINE_SERVE_WORKERS"
+    )
+    host: str = option("127.0.0.1", "address of the gateway", section="serve", env="BRANCHLINE_SERVE_HOST")
+    port: int = option(
+        8080, "port of the gateway; 0 takes a free one", section="serve", minimum=0, maximum=65535,
+        env="BRANCHLINE_SERVE_PORT",
+    )  # fmt: skip
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until Ctrl-C; the exit code."""
+    env = dict(os.environ)
+    if not extensions.load_or_report(argv, env):
+        return 2
+    wants_help = any(word in ("-h", "--help") for word in argv)
+    try:
+        gateway = router.find(env)
+    except router.RouterMissing as error:
+        if not wants_help:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        gateway = router.Router("", {})
+    try:
+        plan = resolve(argv, env, gateway)
+    except options.ConfigError as error:
+        report(PROG, error.faults)
+        return 2
+    fault = port_fault(plan.host, plan.port)
+    if fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 1
+    try:
+        return asyncio.run(Launcher(plan).run())
+    except KeyboardInterrupt:
+        return 130
+
+
+def resolve(argv: Sequence[str], env: Mapping[str, str], gateway: router.Router) -> Plan:
+    """What to start. Raises ConfigError with every fault of all three tables' flags."""
+    engine_flags = {row.flag for row in options.table(EngineConfig) if row.name not in _OWN}
+    ours = [*engine_flags, *(row.flag for row in options.table(ServeConfig)), "--config", "--help"]
+    shared = [flag for flag in ("--log-level",) if flag in engine_flags]
+    rest, theirs = router.split(argv, gateway.flags, ours)
+    parser = options.parser(EngineConfig, PROG, _DESCRIPTION, skip=_OWN)
+    options.extend(parser, ServeConfig)
+    flags, faults = options.flags_of((EngineConfig, ServeConfig), parser, rest)
+    serve_flags = {row.name: flags.pop(row.name) for row in options.table(ServeConfig) if row.name in flags}
+    own_env = {key: value for key, value in env.items() if key.startswith("BRANCHLINE_SERVE_")}
+    found = list(faults)
+    serve = ServeConfig()
+    try:
+        serve = options.resolve(ServeConfig, flags=serve_flags, env=own_env)
+    except options.ConfigError as error:
+        found += error.faults
+    hidden = {row.env for row in options.table(EngineConfig) if row.name in _OWN}
+    engine_env = {key: value for key, value in env.items() if key not in hidden}
+    config = options.resolve(EngineConfig, flags=flags, env=engine_env, faults=found)
+    for flag in shared:
+        name = flag[2:].replace("-", "_")
+        if name in flags:
+            theirs += [flag, str(flags[name])]
+    return Plan(
+        model=config.model,
+        workers=serve.workers,
+        host=serve.host,
+        port=serve.port or free_port(serve.host),
+        engine_arguments=tuple(options.arguments(config, skip=_OWN)),
+        router_path=gateway.path,
+        router_arguments=tuple(theirs),
+        token=config.token,
+        threads=config.threads,
+        env={key: value for key, value in env.items() if key not in _table_names()},
+    )
+
+
+def _table_names() -> set[str]:
+    """Variables that are resolved here and must not be read a second time by the engines."""
+    return {row.env for row in options.table(EngineConfig)} | {options.ENV_PREFIX + "CONFIG"}
+
+
+def port_fault(host: str, port: int) -> str | None:
+    """Why the gateway could not listen there; None if it can."""
+    try:
+        with _listening(host, port):
+            return None
+    except OSError as error:
+        return f"port {port} of {host} can't be used: {error.strerror}: stop what listens there, or give another --port"
+
+
+def free_port(host: str) -> int:
+    """A port that is free now."""
+    with _listening(host, 0) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    probe = socket.socket(family)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((host, port))
+    except OSError:
+        probe.close()
+        raise
+    return probe
+
+
+_DESCRIPTION = (
+    "Runs engines and a gateway on this machine. Options of `branchline-router` (see its --help), such as --policy or "
+    "--api-key, are passed to the gateway."
+)
