@@ -1,0 +1,201 @@
+//! The contract's calls, answered from a [`State`].
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use branchline_worker::proto::attach_response::Message as Answer;
+use branchline_worker::proto::engine_server::Engine;
+use branchline_worker::proto::get_tokenizer_response::Part;
+use branchline_worker::proto::{self, attach_request::Message};
+use futures_util::{Stream, StreamExt, stream};
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Act, Frames, State};
+
+pub(super) struct Service {
+    pub(super) state: Arc<State>,
+}
+
+type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+impl Service {
+    fn admit<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        let token = self.state.setup.lock().token.clone();
+        let given = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
+        match token {
+            Some(token) if given != Some(&format!("Bearer {token}")) => Err(Status::unauthenticated("wrong or missing token")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Plays the script for one request, one frame an act.
+async fn play(state: Arc<State>, frames: Frames, handle: u64, acts: Vec<Act>) {
+    for act in acts {
+        match act {
+            Act::Wait(wait) => tokio::time::sleep(wait).await,
+            Act::Die => {
+                state.kill();
+                return;
+            }
+            Act::Send(delta) => {
+                let step = state.step.fetch_add(1, Ordering::Relaxed);
+                let deltas = vec![proto::SequenceDelta { handle, ..*delta }];
+                let frame = proto::AttachResponse { message: Some(Answer::Frame(proto::StepFrame { step, deltas })) };
+                if frames.send(Ok(frame)).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn listen(state: Arc<State>, mut inbound: Streaming<proto::AttachRequest>, frames: Frames) {
+    while let Ok(Some(request)) = inbound.message().await {
+        match request.message {
+            Some(Message::Hello(_)) => {
+                let welcome = proto::Welcome { engine_id: format!("fake-{}", state.attached.load(Ordering::Relaxed)), contract_revision: 1 };
+                let _ = frames.send(Ok(proto::AttachResponse { message: Some(Answer::Welcome(welcome)) }));
+                *state.frames.lock() = Some(frames.clone());
+                state.attached.fetch_add(1, Ordering::Release);
+            }
+            Some(Message::Submit(submit)) => {
+                let script = state.script.lock().clone();
+                if let (Some(script), Some(request)) = (script, &submit.request) {
+                    tokio::spawn(play(state.clone(), frames.clone(), submit.handle, script(request)));
+                }
+                state.submits.lock().push(submit);
+            }
+            Some(Message::Cancel(cancel)) => state.cancels.lock().push(cancel.handle),
+            None => {}
+        }
+        state.changed();
+    }
+}
+
+#[tonic::async_trait]
+impl Engine for Service {
+    type AttachStream = Out<proto::AttachResponse>;
+    type GenerateStream = Out<proto::GenerateResponse>;
+    type GetTokenizerStream = Out<proto::GetTokenizerResponse>;
+    type SubscribeKvEventsStream = Out<proto::SubscribeKvEventsResponse>;
+
+    async fn attach(&self, request: Request<Streaming<proto::AttachRequest>>) -> Result<Response<Self::AttachStream>, Status> {
+        self.admit(&request)?;
+        let (frames, outbound) = mpsc::unbounded_channel();
+        tokio::spawn(listen(self.state.clone(), request.into_inner(), frames));
+        Ok(Response::new(UnboundedReceiverStream::new(outbound).boxed()))
+    }
+
+    async fn generate(&self, request: Request<proto::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+        self.admit(&request)?;
+        let script = self.state.script.lock().clone();
+        let acts = script.map(|script| script(request.get_ref())).unwrap_or_default();
+        let (frames, outbound) = mpsc::unbounded_channel();
+        tokio::spawn(play(self.state.clone(), frames, 0, acts));
+        let answers = UnboundedReceiverStream::new(outbound).map(|answer| {
+            answer.map(|answer| match answer.message {
+                Some(Answer::Frame(frame)) => proto::GenerateResponse { deltas: frame.deltas },
+                _ => proto::GenerateResponse::default(),
+            })
+        });
+        Ok(Response::new(answers.boxed()))
+    }
+
+    async fn abort(&self, request: Request<proto::AbortRequest>) -> Result<Response<proto::AbortResponse>, Status> {
+        self.admit(&request)?;
+        let request = request.into_inner();
+        let is_meant = |submit: &proto::Submit| {
+            request.abort_all || submit.request.as_ref().is_some_and(|own| own.request_id == request.request_id)
+        };
+        let aborted = self.state.submits.lock().iter().filter(|submit| is_meant(submit)).count() as u32;
+        self.state.aborts.lock().push(request);
+        self.state.changed();
+        Ok(Response::new(proto::AbortResponse { aborted }))
+    }
+
+    async fn get_model_info(
+        &self,
+        request: Request<proto::GetModelInfoRequest>,
+    ) -> Result<Response<proto::GetModelInfoResponse>, Status> {
+        self.admit(&request)?;
+        Ok(Response::new(self.state.setup.lock().info.clone()))
+    }
+
+    async fn get_server_info(
+        &self,
+        request: Request<proto::GetServerInfoRequest>,
+    ) -> Result<Response<proto::GetServerInfoResponse>, Status> {
+        self.admit(&request)?;
+        let cache = proto::CacheStats { page_size: self.state.setup.lock().info.page_size, pages_total: 64, pages_free: 64, ..Default::default() };
+        Ok(Response::new(proto::GetServerInfoResponse {
+            version: "0".into(),
+            engine_id: "fake".into(),
+            options_json: "{}".into(),
+            cache: Some(cache),
+            load: Some(proto::GetLoadResponse::default()),
+            ..Default::default()
+        }))
+    }
+
+    async fn get_tokenizer(
+        &self,
+        request: Request<proto::GetTokenizerRequest>,
+    ) -> Result<Response<Self::GetTokenizerStream>, Status> {
+        self.admit(&request)?;
+        let setup = self.state.setup.lock().clone();
+        let mut manifest = setup.manifest;
+        if manifest.tokenizer_json_sha256.is_empty() {
+            manifest.tokenizer_json_sha256 = Sha256::digest(&setup.tokenizer_json).to_vec();
+        }
+        if manifest.tokenizer_json_bytes == 0 {
+            manifest.tokenizer_json_bytes = setup.tokenizer_json.len() as u64;
+        }
+        let pieces: Vec<_> = setup.tokenizer_json.chunks(setup.piece_bytes.max(1)).map(|piece| Part::TokenizerJson(piece.to_vec())).collect();
+        let parts = std::iter::once(Part::Manifest(manifest)).chain(pieces);
+        let parts = stream::iter(parts.map(|part| Ok(proto::GetTokenizerResponse { part: Some(part) })));
+        Ok(Response::new(parts.boxed()))
+    }
+
+    async fn get_load(&self, request: Request<proto::GetLoadRequest>) -> Result<Response<proto::GetLoadResponse>, Status> {
+        self.admit(&request)?;
+        let running = self.state.submits.lock().len() as u32;
+        Ok(Response::new(proto::GetLoadResponse { running, pages_total: 64, ..Default::default() }))
+    }
+
+    async fn subscribe_kv_events(
+        &self,
+        request: Request<proto::SubscribeKvEventsRequest>,
+    ) -> Result<Response<Self::SubscribeKvEventsStream>, Status> {
+        self.admit(&request)?;
+        if self.state.setup.lock().without_events {
+            return Err(Status::unimplemented("no events"));
+        }
+        let (batches, outbound) = mpsc::unbounded_channel();
+        let epoch = self.state.subscriptions.fetch_add(1, Ordering::AcqRel) + 1;
+        let hashes = self.state.snapshot.lock().clone();
+        let stored = proto::BlocksStored { block_hashes: hashes, ..Default::default() };
+        let change = Some(proto::kv_event::Change::Stored(stored));
+        let opening = proto::SubscribeKvEventsResponse {
+            epoch,
+            sequence: 0,
+            snapshot: true,
+            snapshot_end: true,
+            events: vec![proto::KvEvent { change }],
+            page_size: self.state.setup.lock().info.page_size,
+        };
+        let _ = batches.send(Ok(opening));
+        *self.state.batches.lock() = Some(batches);
+        self.state.changed();
+        Ok(Response::new(UnboundedReceiverStream::new(outbound).boxed()))
+    }
+
+    async fn flush_cache(&self, request: Request<proto::FlushCacheRequest>) -> Result<Response<proto::FlushCacheResponse>, Status> {
+        self.admit(&request)?;
+        Ok(Response::new(proto::FlushCacheResponse { flushed_pages: 64, held_pages: 0 }))
+    }
+}
