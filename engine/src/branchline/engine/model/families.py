@@ -119,11 +119,11 @@ def llama(config: Config) -> ModelSpec:
 @models.register("MistralForCausalLM", api_version=1)
 def mistral(config: Config) -> ModelSpec:
     """Llama's shape with an optional sliding window in every layer."""
-    window = config.get("sliding_window")
+    window = config.get("sliding_window", 4096)  # absent means the family's default, null means none
     return decoder(
         config,
         "MistralForCausalLM",
-        sliding_window=None if window is None else integer(config, "sliding_window"),
+        sliding_window=None if window is None else integer(config, "sliding_window", 4096),
     )
 
 

@@ -139,7 +139,10 @@ def _config(file: GgufFile, arch: str) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
     }
     if key("attention.sliding_window"):
-        raise LoadError(f"gguf key {arch}.attention.sliding_window is not supported", field="model")
+        if arch != "llama":
+            raise LoadError(f"gguf key {arch}.attention.sliding_window is not supported", field="model")
+        # Converters write Mistral as llama; only the window tells them apart.
+        config.update(architectures=["MistralForCausalLM"], sliding_window=key("attention.sliding_window"))
     if key("expert_count"):
         raise LoadError(f"gguf key {arch}.expert_count is not supported: mixtures of experts are not implemented", field="model")
     heads = config["num_attention_heads"]
