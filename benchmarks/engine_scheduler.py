@@ -21,8 +21,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "engine/src"), str(ROOT / "engine/tests/support")]
 
-from harness import EOS, vocabulary  # noqa: E402
-
 from branchline.engine.cache import CacheContext, build_cache  # noqa: E402
 from branchline.engine.loop import EngineLoop, LoopOptions  # noqa: E402
 from branchline.engine.scheduler import SchedulerOptions  # noqa: E402
@@ -34,6 +32,7 @@ from branchline.engine.types import (  # noqa: E402
     RowResult,
     SamplingParams,
 )
+from harness import EOS, vocabulary  # noqa: E402
 
 
 class FreeExecutor:

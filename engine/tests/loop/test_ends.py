@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from branchline.engine.types import FinishReason, LogprobParams
 from harness import EOS, Engine, text_of
 from tiny import expected
-
-from branchline.engine.types import FinishReason, LogprobParams
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
@@ -88,7 +87,9 @@ def test_ignore_eos_goes_on_but_stop_ids_still_count() -> None:
     bias = ((EOS, 100.0),)
     engine = Engine()
     assert engine.run("a", PROMPT, max_tokens=4, ignore_eos=True, logit_bias=bias).token_ids == [EOS] * 4
-    assert engine.run("b", PROMPT, max_tokens=4, ignore_eos=True, stop_token_ids=(EOS,), logit_bias=bias).token_ids == [EOS]
+    assert engine.run("b", PROMPT, max_tokens=4, ignore_eos=True, stop_token_ids=(EOS,), logit_bias=bias).token_ids == [
+        EOS
+    ]
 
 
 def test_the_context_length_ends_by_length() -> None:

@@ -6,12 +6,11 @@ import logging
 import random
 
 import pytest
-from harness import EOS, Engine, vocabulary
-from tiny import expected
-
 from branchline.engine.errors import ErrorCode, InternalError, InvalidArgument, ResourceExhausted, Unavailable
 from branchline.engine.loop import EngineLoop
 from branchline.engine.types import Delta, FinishReason, Request, SamplingParams
+from harness import EOS, Engine, vocabulary
+from tiny import expected
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
@@ -81,9 +80,7 @@ def test_a_sink_that_raises_loses_its_requests_and_nobody_elses(caplog: pytest.L
     assert engine.executor.computed_tokens < 40, "the abandoned request stopped"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "words"), [([], "empty"), ([-1], "holds -1"), ([EOS + 1], rf"\[0, {EOS + 1}\)")]
-)
+@pytest.mark.parametrize(("prompt", "words"), [([], "empty"), ([-1], "holds -1"), ([EOS + 1], rf"\[0, {EOS + 1}\)")])
 def test_a_prompt_that_is_wrong_is_refused_at_the_door(prompt: list[int], words: str) -> None:
     engine = Engine()
     with pytest.raises(InvalidArgument, match=words) as refused:
@@ -188,3 +185,21 @@ def test_starting_twice_is_refused() -> None:
     with pytest.raises(RuntimeError, match="already started"):
         loop.start()
     loop.close()
+
+
+def test_a_fault_of_the_loop_itself_ends_all_requests_but_not_the_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    for number in range(3):
+        engine.submit(f"r{number}", ids(9, number), max_tokens=9)
+    engine.step(2)
+    scheduler = engine.loop._scheduler
+    monkeypatch.setattr(scheduler, "schedule", lambda now: 1 // 0)
+    with caplog.at_level(logging.ERROR):
+        engine.loop._guarded_step()
+    monkeypatch.undo()
+    assert set(engine.errors) == {"r0", "r1", "r2"} and not engine.loop.busy
+    assert "ZeroDivisionError" in engine.errors["r0"].message
+    engine.finish()
+    assert engine.run("again", ids(9), max_tokens=5, ignore_eos=True).token_ids == expected(ids(9), 5)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from branchline.engine.types import FinishReason
 from harness import EOS, Engine, text_of
 from tiny import expected
-
-from branchline.engine.types import FinishReason
 
 BACKENDS = ("native", "reference", "none")
 

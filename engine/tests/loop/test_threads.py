@@ -7,11 +7,10 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from harness import EOS, Engine
-from tiny import expected
-
 from branchline.engine.cache.feed import EventBatch
 from branchline.engine.types import Delta, FinishReason
+from harness import EOS, Engine
+from tiny import expected
 
 PATIENCE_S = 60.0
 

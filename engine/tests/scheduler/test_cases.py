@@ -9,16 +9,16 @@ import math
 import random
 
 import pytest
-from harness import EOS, Clock, Engine
-from tests.cases.loader import case
-from tiny import expected
-
 from branchline.engine.cache import CacheContext, build_cache
 from branchline.engine.errors import InvalidArgument
 from branchline.engine.scheduler import Group, SchedulerOptions, Sequence
 from branchline.engine.scheduler.pages import page_demand
 from branchline.engine.scheduler.waiting import WaitingQueue
 from branchline.engine.types import FinishReason, LogprobParams, Request, RowPlan, SamplingParams
+from harness import EOS, Clock, Engine
+from tiny import expected
+
+from tests.cases.loader import case
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
@@ -28,9 +28,8 @@ def ids(length: int, seed: int = 0) -> list[int]:
 
 def waiting_sequence(number: int, matched: int) -> Sequence:
     """A sequence as the queue sees it."""
-    from harness import vocabulary
-
     from branchline.engine.scheduler.intake import text_stream
+    from harness import vocabulary
 
     params = SamplingParams()
     group = Group(Request(f"r{number}", (1,), params), lambda step, deltas: None, 0.0, [])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from harness import EOS, Engine
-from tiny import expected
-
 from branchline.engine.scheduler.sequence import child_seed
 from branchline.engine.types import FinishReason
+from harness import EOS, Engine
+from tiny import expected
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
@@ -49,7 +48,9 @@ def test_a_follower_waits_through_all_chunks_of_its_leader() -> None:
 
 
 def test_waiting_for_a_leader_is_bounded() -> None:
-    engine = Engine(pages=256, page_size=4, max_step_tokens=8, max_running_requests=8, prefill_chunk=4, share_wait_steps=5)
+    engine = Engine(
+        pages=256, page_size=4, max_step_tokens=8, max_running_requests=8, prefill_chunk=4, share_wait_steps=5
+    )
     engine.submit("leader", ids(200), max_tokens=1)
     engine.submit("follower", ids(200), max_tokens=1)
     engine.step(7)
@@ -110,7 +111,9 @@ def test_sequence_i_is_the_request_with_the_child_seed_of_i() -> None:
     engine.submit("all", ids(9), n=3, temperature=0.8, seed=3, max_tokens=6, ignore_eos=True)
     engine.finish()
     for index in range(3):
-        alone = engine.run(f"one-{index}", ids(9), temperature=0.8, seed=child_seed(3, index), max_tokens=6, ignore_eos=True)
+        alone = engine.run(
+            f"one-{index}", ids(9), temperature=0.8, seed=child_seed(3, index), max_tokens=6, ignore_eos=True
+        )
         assert alone.token_ids == engine.answers["all", index].token_ids
 
 

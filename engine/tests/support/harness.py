@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from tiny import VOCAB, TinyExecutor
-
 from branchline._native import Vocabulary
 from branchline.engine.cache import CacheContext, build_cache
 from branchline.engine.errors import EngineError
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.types import Delta, Finish, LogprobParams, PositionLogprobs, Request, SamplingParams
+from tiny import VOCAB, TinyExecutor
 
 EOS = VOCAB - 1  # "</s>", the only special id
 

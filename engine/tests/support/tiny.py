@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-
 from branchline.engine.types import ForwardBatch, RowPlan, RowResult, SamplingParams
 
 MASK = (1 << 64) - 1

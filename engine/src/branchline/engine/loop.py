@@ -239,6 +239,7 @@ class EngineLoop:
         started = time.perf_counter()
         self._receive()
         step = self._schedule()
+        self._steps += step is not None
         before_run = time.perf_counter()
         results = self._run_and_sample(step) if step is not None else None
         after_run = time.perf_counter()
@@ -299,7 +300,6 @@ class EngineLoop:
 
     def _emit(self) -> None:
         """Send the step's news and cache events; forget what ended."""
-        self._steps += 1
         for sink, deltas in self._scheduler.outbox.take().items():
             for delta in deltas:
                 if delta.error is not None or delta.finish is not None:

@@ -50,7 +50,7 @@ class RadixCacheBackend(Protocol):
         """Protect the node's path once more. Must be undone by `unlock`."""
 
     def unlock(self, node: int) -> None:
-        """Take one protection back; at zero the path is evictable again."""
+        """Take one protection back; at zero the path is evictable again, and the most recent."""
 
     def available(self) -> int:
         """Free plus evictable pages: what `allocate` can give at most."""

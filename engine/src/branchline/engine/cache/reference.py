@@ -66,8 +66,10 @@ class ReferenceCache:
         path = self._path(node)
         if any(step.locks == 0 for step in path):
             raise ValueError(f"node {node} is not locked; unlock it once per lock")
+        now = next(self._clock)
         for step in path:
             step.locks -= 1
+            step.used = now
 
     def available(self) -> int:
         """See RadixCacheBackend."""
