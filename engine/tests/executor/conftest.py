@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from branchline.engine.executor.pytorch import TorchExecutor, build_executor
+from branchline.engine.model.load import load_model
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -18,9 +20,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-
-from branchline.engine.executor.pytorch import TorchExecutor, build_executor
-from branchline.engine.model.load import load_model
 
 TOKENIZER = '{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"added_tokens":[]}'
 SHAPE = {

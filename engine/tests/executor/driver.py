@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-
 from branchline.engine.executor.pytorch import TorchExecutor
 from branchline.engine.types import ForwardBatch, RowPlan, SamplingParams
 
@@ -56,7 +55,9 @@ def logits_of(
     return found.clone()
 
 
-def continue_greedily(executor: TorchExecutor, lines: Sequence[Line], prompts: Sequence[Sequence[int]], count: int) -> None:
+def continue_greedily(
+    executor: TorchExecutor, lines: Sequence[Line], prompts: Sequence[Sequence[int]], count: int
+) -> None:
     """Append `count` greedy ids to each line's `ids`, all lines in one batch a step."""
     pending: list[Sequence[int]] = list(prompts)
     for _ in range(count):

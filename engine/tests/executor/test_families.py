@@ -52,7 +52,9 @@ def test_rows_of_a_mixed_batch_equal_their_own_runs(family: Family, attention: s
     for line, text, length in zip(lines, texts, warm, strict=True):
         logits_of(executor, [(line, text[:length])])
     # Half of the lines add one token, the others all that is left, in one step.
-    steps = [1 if number % 2 else len(text) - length for number, (text, length) in enumerate(zip(texts, warm, strict=True))]
+    steps = [
+        1 if number % 2 else len(text) - length for number, (text, length) in enumerate(zip(texts, warm, strict=True))
+    ]
     work = [(line, text[a : a + n]) for line, text, a, n in zip(lines, texts, warm, steps, strict=True)]
     found = logits_of(executor, work)
     for row, (text, length, step) in enumerate(zip(texts, warm, steps, strict=True)):

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
 from branchline.engine.executor.pytorch import TorchExecutor
 from branchline.engine.types import RowPlan
 
 from .driver import GREEDY, Line, continue_greedily, logits_of
 
-ENTRIES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "fixtures" / "greedy.json").read_text())["entries"]
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "greedy.json"
+ENTRIES: list[dict[str, Any]] = json.loads(FIXTURE.read_text())["entries"]
 GAP = 1e-3
 
 

@@ -109,12 +109,10 @@ class PagedAttention:
             hidden |= column <= row - self._shape.window
         return torch.zeros((query, context), device=self._device).masked_fill_(hidden, float("-inf"))
 
-    def _tensor(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _tensor(self, values: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
-    def _plan_groups(
-        self, plan: PagedPlan, decode: list[tuple[int, int, npt.NDArray[np.int64]]], tokens: int
-    ) -> None:
+    def _plan_groups(self, plan: PagedPlan, decode: list[tuple[int, int, npt.NDArray[np.int64]]], tokens: int) -> None:
         decode.sort(key=lambda row: row[:2])
         width = self._shape.kv_heads * self._shape.head_dim
         while decode:
@@ -131,9 +129,7 @@ class PagedAttention:
                 members.sort(key=lambda row: row[1])
             plan.groups.append(self._grouped(members, longest, count == tokens))
 
-    def _grouped(
-        self, members: list[tuple[int, int, npt.NDArray[np.int64]]], longest: int, whole: bool
-    ) -> _Group:
+    def _grouped(self, members: list[tuple[int, int, npt.NDArray[np.int64]]], longest: int, whole: bool) -> _Group:
         slots = np.empty((len(members), longest), dtype=np.int64)
         lengths = np.array([context for context, _, _ in members])
         for line, (context, _, own) in zip(slots, members, strict=True):

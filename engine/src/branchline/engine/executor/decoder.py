@@ -19,9 +19,7 @@ from branchline.engine.types import ForwardBatch
 class Decoder:
     """Runs batches. The pool is [layers, 2, slots, kv_heads, head_dim] with slot = page * page_size + offset."""
 
-    def __init__(
-        self, spec: ModelSpec, weights: DecoderWeights, attention: AttentionBackend, slots: int
-    ) -> None:
+    def __init__(self, spec: ModelSpec, weights: DecoderWeights, attention: AttentionBackend, slots: int) -> None:
         self._spec = spec
         self.weights = weights
         self._attention = attention
@@ -29,9 +27,7 @@ class Decoder:
         dtype = weights.embedding.dtype
         self._rotary = RotaryTable(spec, self._device, dtype)
         # Zeroed: memory is touched once here instead of at each page's first use in a step.
-        self.pool = torch.zeros(
-            (spec.layers, 2, slots, spec.kv_heads, spec.head_dim), dtype=dtype, device=self._device
-        )
+        self.pool = torch.zeros((spec.layers, 2, slots, spec.kv_heads, spec.head_dim), dtype=dtype, device=self._device)
         self._layers = [(layer, *self.pool[number]) for number, layer in enumerate(weights.layers)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

@@ -70,7 +70,9 @@ class _Reader:
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self.present:
-            raise LoadError(f"tensor {name} is missing from {self.model.path}: the checkpoint is incomplete", field="model")
+            raise LoadError(
+                f"tensor {name} is missing from {self.model.path}: the checkpoint is incomplete", field="model"
+            )
         found = tuple(self.model.tensors.shape(name))
         if found != shape:
             raise LoadError(

@@ -75,7 +75,9 @@ def _check_common(config: Config) -> None:
         method = config["quantization_config"].get("quant_method", "unknown")
         raise refuse("quantization_config.quant_method", method, "use the unquantised checkpoint or a GGUF file")
     if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise refuse("partial_rotary_factor", config["partial_rotary_factor"], "rotation of part of a head is not implemented")
+        raise refuse(
+            "partial_rotary_factor", config["partial_rotary_factor"], "rotation of part of a head is not implemented"
+        )
 
 
 def decoder(config: Config, architecture: str, **features: Any) -> ModelSpec:
@@ -147,6 +149,4 @@ def qwen3(config: Config) -> ModelSpec:
     _refuse_mixed_window(config)
     bias = bool(config.get("attention_bias"))
     head_dim = integer(config, "head_dim", 128)
-    return decoder(
-        config, "Qwen3ForCausalLM", qk_norm=True, qkv_bias=bias, output_bias=bias, head_dim=head_dim
-    )
+    return decoder(config, "Qwen3ForCausalLM", qk_norm=True, qkv_bias=bias, output_bias=bias, head_dim=head_dim)

@@ -86,7 +86,9 @@ def weight_files(path: Path) -> list[Path]:
     if len(found) == 1:
         return found
     if found:
-        raise LoadError(f"{path} has {len(found)} safetensors files but no {INDEX} to say which belong together", field="model")
+        raise LoadError(
+            f"{path} has {len(found)} safetensors files but no {INDEX} to say which belong together", field="model"
+        )
     other = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in path.glob(kind))
     if other:
         raise LoadError(
@@ -101,7 +103,11 @@ def _vocabulary(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     generation = read_json(path / "generation_config.json")
     settings = read_json(path / "tokenizer_config.json")
     if not (path / "tokenizer.json").exists():
-        hint = "; only tokenizer.model is there: convert it to tokenizer.json" if (path / "tokenizer.model").exists() else ""
+        hint = (
+            "; only tokenizer.model is there: convert it to tokenizer.json"
+            if (path / "tokenizer.model").exists()
+            else ""
+        )
         raise LoadError(f"{path} has no tokenizer.json{hint}", field="model.tokenizer")
     tokenizer = read_json(path / "tokenizer.json")
     ids = token_ids(tokenizer)

@@ -101,7 +101,10 @@ def read_gguf(path: Path) -> tuple[ModelSpec, GgufTensors, str]:
         )
     stray = sorted(name for name in file.tensors if canonical(name) is None and name != _FACTORS)
     if stray:
-        raise LoadError(f"gguf tensor {stray[0]} is not known for {arch}: the model needs more than this engine implements", field="model")
+        raise LoadError(
+            f"gguf tensor {stray[0]} is not known for {arch}: the model needs more than this engine implements",
+            field="model",
+        )
     config = _config(file, str(arch))
     try:
         family: Any = models.get(config["architectures"][0])
@@ -144,12 +147,16 @@ def _config(file: GgufFile, arch: str) -> dict[str, Any]:
         # Converters write Mistral as llama; only the window tells them apart.
         config.update(architectures=["MistralForCausalLM"], sliding_window=key("attention.sliding_window"))
     if key("expert_count"):
-        raise LoadError(f"gguf key {arch}.expert_count is not supported: mixtures of experts are not implemented", field="model")
+        raise LoadError(
+            f"gguf key {arch}.expert_count is not supported: mixtures of experts are not implemented", field="model"
+        )
     heads = config["num_attention_heads"]
     width = config["head_dim"] or (config["hidden_size"] // heads if heads else 0)
     rotary = key("rope.dimension_count")
     if rotary not in (None, width):
-        raise LoadError(f"gguf key {arch}.rope.dimension_count={rotary} is not supported: heads have {width}", field="model")
+        raise LoadError(
+            f"gguf key {arch}.rope.dimension_count={rotary} is not supported: heads have {width}", field="model"
+        )
     config["rope_scaling"] = _rope_scaling(file, arch)
     return config
 

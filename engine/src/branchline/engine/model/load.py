@@ -55,10 +55,13 @@ def _packaged(package: str) -> Path:
         ) from None
     found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
     if len(found) != 1:
-        raise LoadError(f"python package {package!r} holds {len(found)} gguf files; exactly one is needed", field="model")
+        raise LoadError(
+            f"python package {package!r} holds {len(found)} gguf files; exactly one is needed", field="model"
+        )
     if not found[0].exists():
         raise LoadError(
-            f"{found[0]} of python package {package!r} is gone; run: pip install --force-reinstall {package}", field="model"
+            f"{found[0]} of python package {package!r} is gone; run: pip install --force-reinstall {package}",
+            field="model",
         )
     return found[0]
 
@@ -101,5 +104,3 @@ def fingerprint(files: list[Path]) -> str:
                 file.seek((size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()[:32]
-
-

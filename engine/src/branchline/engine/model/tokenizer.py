@@ -73,7 +73,9 @@ def rebuild(metadata: Mapping[str, Any]) -> bytes:
     elif kind == "llama":
         document = _sentence_piece(metadata, tokens, types)
     else:
-        raise LoadError(f"tokenizer kind {kind!r} is not supported; supported are gpt2 and llama", field="model.tokenizer")
+        raise LoadError(
+            f"tokenizer kind {kind!r} is not supported; supported are gpt2 and llama", field="model.tokenizer"
+        )
     document["added_tokens"] = _added(tokens, types)
     return json.dumps(document, ensure_ascii=False).encode()
 
@@ -141,9 +143,7 @@ def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str], types: list[
         for number, token in enumerate(tokens)
         if types[number] in (NORMAL, USER_DEFINED, UNUSED)
     }
-    model = _bpe(
-        vocabulary, _merges(mergeable), unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in set(types)
-    )
+    model = _bpe(vocabulary, _merges(mergeable), unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in set(types))
     space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     steps: list[Json] = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     decoders: list[Json] = [
