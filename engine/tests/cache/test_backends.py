@@ -40,7 +40,7 @@ def test_a_built_in_backend_is_found_by_name_and_conforms(name: str) -> None:
 
 
 def test_an_unknown_backend_names_the_registering_call_and_what_there_is() -> None:
-    with pytest.raises(registry.RegistryError, match="radix_cache_backends.register") as refused:
+    with pytest.raises(registry.RegistryError, match=r"radix_cache_backends\.register") as refused:
         build("nativ")
     assert all(name in str(refused.value) for name in ALL)
 

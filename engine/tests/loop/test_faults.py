@@ -203,3 +203,19 @@ def test_a_fault_of_the_loop_itself_ends_all_requests_but_not_the_worker(
     assert "ZeroDivisionError" in engine.errors["r0"].message
     engine.finish()
     assert engine.run("again", ids(9), max_tokens=5, ignore_eos=True).token_ids == expected(ids(9), 5)
+
+
+def test_what_a_failed_request_computed_since_its_prompt_is_not_kept() -> None:
+    prompt, output = next(
+        (prompt, output)
+        for seed in range(200)
+        if len(set(output := expected(prompt := ids(8, seed), 6))) == 6 and output[5] not in prompt
+    )
+    engine = Engine(page_size=4)
+    engine.executor.broken_tokens = {output[5]}
+    engine.submit("bad", prompt, max_tokens=20, ignore_eos=True)
+    engine.finish()
+    assert engine.answers["bad", 0].token_ids == output and "bad" in engine.errors
+    engine.executor.broken_tokens = set()
+    engine.run("next", [*prompt, *output], max_tokens=1)
+    assert engine.prompts["next"] == (14, 8), "pages of unusable output are not offered to others"

@@ -206,6 +206,8 @@ def test_the_stats_balance_and_tell_waiting_from_running() -> None:
     engine = Engine(max_running_requests=2)
     for number in range(5):
         engine.submit(f"r{number}", ids(10, number), max_tokens=9, ignore_eos=True)
+    arrived = engine.loop.stats()
+    assert (arrived.running, arrived.waiting, arrived.waiting_uncached_tokens) == (0, 5, 50)
     engine.clock.now += 1.0
     engine.step()
     engine.clock.now += 2.0

@@ -83,6 +83,22 @@ def test_a_decode_that_lacks_a_page_retracts_one_request_before_the_step() -> No
         assert engine.answers[name, 0].token_ids == expected(ids(8, seed), 8)
 
 
+def test_after_a_retraction_nobody_is_admitted_until_something_ends() -> None:
+    engine = Engine(pages=12, page_size=4)
+    for number in range(3):
+        engine.submit(f"r{number}", ids(11, number), max_tokens=24, ignore_eos=True)
+    while engine.loop.stats().retractions == 0:
+        engine.step()
+    engine.submit("small", [1], max_tokens=1, ignore_eos=True)
+    while not any(answer.finish for answer in engine.answers.values()):
+        running = engine.loop.stats().running
+        engine.step()
+        assert engine.loop.stats().running <= running, "someone came in while pages were short"
+    assert engine.answers.get(("small", 0)) is None
+    engine.finish()
+    assert engine.loop.stats().retractions <= 3, "retraction must not thrash"
+
+
 def test_cache_exact_page_demand() -> None:
     found = case("cache-exact-page-demand")
     given, right = found["given"], found["right"]

@@ -146,9 +146,17 @@ class EngineLoop:
         return self._call(self._flush)
 
     def stats(self) -> LoopStats:
-        """The latest picture. Ages are as of now."""
+        """The picture after the latest step, with what arrived since as waiting. `step_age_ms` is as of now."""
         stats, busy = self._stats, self._busy_since
-        return stats if busy is None else replace(stats, step_age_ms=max(self._clock() - busy, 0.0) * 1e3)
+        with self._condition:
+            arriving = sum(group.live for group in self._inbox.groups)
+            tokens = sum(len(group.request.token_ids) * group.live for group in self._inbox.groups)
+        return replace(
+            stats,
+            waiting=stats.waiting + arriving,
+            waiting_uncached_tokens=stats.waiting_uncached_tokens + tokens,
+            step_age_ms=0.0 if busy is None else max(self._clock() - busy, 0.0) * 1e3,
+        )
 
     @property
     def busy(self) -> bool:
