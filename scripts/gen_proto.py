@@ -20,7 +20,9 @@ def generate() -> dict[str, str]:
     well_known = resources.files("grpc_tools") / "_proto"
     with tempfile.TemporaryDirectory() as folder:
         outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
-        status = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"-I{well_known}", *outputs, str(ROOT / "proto" / PROTO)])
+        status = protoc.main(
+            ["protoc", f"-I{ROOT / 'proto'}", f"-I{well_known}", *outputs, str(ROOT / "proto" / PROTO)]
+        )
         if status != 0:
             raise SystemExit(f"protoc failed with status {status}")
         made = {path.name: path.read_text("utf-8") for path in (Path(folder) / PROTO).parent.iterdir()}

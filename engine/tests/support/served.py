@@ -56,7 +56,7 @@ class Served:
         )
         self.servicer = EngineServicer(
             self.loop, model, _native.namespace, options={"page_size": PAGE}, components=("executors=tiny (test)",),
-            stream_buffer=stream_buffer, stream_grace_s=0.2,
+            stream_buffer=stream_buffer,
         )  # fmt: skip
         self.server = EngineServer(self.servicer, options)
         self.channel: Any = None

@@ -30,17 +30,23 @@ class EngineConfig:
     context_length: int | None = option(
         None, "longest prompt plus output in tokens (default: the checkpoint's)", section="model", minimum=2
     )
-    weight_version: str = option("default", "part of every cache namespace; change it with the weights", section="model")
+    weight_version: str = option(
+        "default", "part of every cache namespace; change it with the weights", section="model"
+    )
 
     host: str = option("127.0.0.1", "address to listen on", section="server")
-    port: int = option(0, "port to listen on; 0 takes a free one, printed at start", section="server", minimum=0, maximum=65535)
+    port: int = option(
+        0, "port to listen on; 0 takes a free one, printed at start", section="server", minimum=0, maximum=65535
+    )
     token: str = option(
         "", "bearer token that callers must present; needed off loopback unless tls-client-ca is given",
         section="server", secret=True,
     )  # fmt: skip
     tls_cert: str = option("", "PEM file with the server's certificate chain", section="server")
     tls_key: str = option("", "PEM file with the server's private key", section="server")
-    tls_client_ca: str = option("", "PEM file with the authority that client certificates must come from", section="server")
+    tls_client_ca: str = option(
+        "", "PEM file with the authority that client certificates must come from", section="server"
+    )
     drain_timeout: float = option(
         30.0, "seconds that running requests get to end after SIGTERM", section="server", minimum=0, maximum=86400
     )
@@ -60,15 +66,23 @@ class EngineConfig:
         (), "module, or module:function, to import before options are built", section="server", env="BRANCHLINE_PLUGINS"
     )
 
-    device: str = option("auto", "where to run; auto: cuda if there is one", section="executor", choices=("auto", "cpu", "cuda"))
-    executor: str = option("auto", "what runs the model; auto: torch", section="executor", choices=("auto",), kind="executors")
+    device: str = option(
+        "auto", "where to run; auto: cuda if there is one", section="executor", choices=("auto", "cpu", "cuda")
+    )
+    executor: str = option(
+        "auto", "what runs the model; auto: torch", section="executor", choices=("auto",), kind="executors"
+    )
     attention_backend: str = option(
         "auto", "how attention is computed; auto: the executor's choice", section="executor",
         choices=("auto",), kind="attention_backends",
     )  # fmt: skip
-    threads: int = option(0, "threads of the executor; 0: one a physical core", section="executor", minimum=0, maximum=4096)
+    threads: int = option(
+        0, "threads of the executor; 0: one a physical core", section="executor", minimum=0, maximum=4096
+    )
 
-    radix_cache_backend: str = option("native", "what holds cached prefixes", section="cache", kind="radix_cache_backends")
+    radix_cache_backend: str = option(
+        "native", "what holds cached prefixes", section="cache", kind="radix_cache_backends"
+    )
     disable_radix_cache: bool = option(False, "share no prefix between requests", section="cache")
     page_size: int = option(16, "tokens a KV page", section="cache", minimum=1, maximum=1024)
     max_total_tokens: int | None = option(

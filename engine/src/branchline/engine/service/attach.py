@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted
 from branchline.engine.loop import EngineLoop
@@ -135,6 +135,7 @@ class Stream:
     def _overflow(self) -> EngineError:
         logger.warning("stream of %s does not drain: ended, %d requests aborted", self._name, len(self._live))
         self._host.loop.abort_sink(self._sink)
+        # The error is sent once the peer reads again; until then the stream holds the one message being written.
         return ResourceExhausted(
             f"the peer did not read {self._host.stream_buffer} frames in time: its requests are aborted; attach again"
         )
@@ -147,7 +148,7 @@ class Stream:
             self._host.loop.abort_sink(self._sink)
 
 
-async def attach(host: Host, messages: AsyncIterator[pb.AttachRequest], peer: str) -> AsyncIterator[pb.AttachResponse]:
+async def attach(host: Host, messages: AsyncIterator[pb.AttachRequest], peer: str) -> AsyncGenerator[pb.AttachResponse]:
     """Frames until the peer closes its side, fails or goes. Raises the EngineError that ends the stream."""
     stream = Stream(host, peer)
     reader = asyncio.create_task(_read(host, stream, messages), name=f"attach reader of {peer}")
@@ -170,6 +171,8 @@ async def _read(host: Host, stream: Stream, messages: AsyncIterator[pb.AttachReq
         stream.outbox.fail(error)
     except asyncio.CancelledError:
         raise
+    except DecodeError as error:
+        stream.outbox.fail(InvalidArgument(f"the stream holds bytes that are no AttachRequest: {error}"))
     except Exception as error:
         logger.exception("attach reader failed")
         stream.outbox.fail(InternalError(f"the stream's reader failed with {type(error).__name__}"))
@@ -200,7 +203,7 @@ def _handle(host: Host, stream: Stream, message: pb.AttachRequest, greeted: bool
     return True
 
 
-async def generate(host: Host, message: pb.GenerateRequest, peer: str) -> AsyncIterator[pb.GenerateResponse]:
+async def generate(host: Host, message: pb.GenerateRequest, peer: str) -> AsyncGenerator[pb.GenerateResponse]:
     """One request's deltas. Raises its error instead of sending it; leaving the iterator aborts the request."""
     stream = Stream(host, peer)
     try:

@@ -7,7 +7,7 @@ gets a fresh snapshot. Numbers and pieces are the feed's (cache/feed.py). Never 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from branchline.engine.cache.feed import EventBatch
 from branchline.engine.errors import EngineError, ResourceExhausted
@@ -22,7 +22,7 @@ MAX_BYTES = 256 << 20  # a snapshot of a million pages with its token ids fits
 
 async def subscribe(
     loop: EngineLoop, page_size: int, include_token_ids: bool, capacity: int = MAX_BATCHES
-) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+) -> AsyncGenerator[pb.SubscribeKvEventsResponse]:
     """Batches until the caller leaves. Raises ResourceExhausted if it reads too slowly."""
     box: Outbox[pb.SubscribeKvEventsResponse] = Outbox(capacity, _too_slow, MAX_BYTES)
 

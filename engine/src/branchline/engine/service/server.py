@@ -113,6 +113,7 @@ class EngineServer:
 def _channel_options() -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # a second worker on the same port must fail, not share it
+        ("grpc.max_concurrent_streams", 4096),
         ("grpc.max_receive_message_length", MAX_MESSAGE),
         ("grpc.max_send_message_length", MAX_MESSAGE),
         ("grpc.keepalive_time_ms", 20_000),

@@ -7,12 +7,14 @@ thread. Errors become gRPC statuses here, with the contract's Error in `branchli
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import json
+import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -28,6 +30,8 @@ from branchline.engine.service.generated import engine_pb2_grpc
 from branchline.engine.service.limits import MAX_CHUNK, ModelInfo
 from branchline.engine.service.validate import NamespaceEncoder, refuse_unknown, to_request
 from branchline.engine.types import Request
+
+logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 ERROR_KEY = "branchline-error-bin"
@@ -82,31 +86,13 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
 
     # ---- requests -----------------------------------------------------------------------------
 
-    async def Attach(
-        self, request_iterator: AsyncIterator[pb.AttachRequest], context: Context
-    ) -> AsyncIterator[pb.AttachResponse]:
+    async def Attach(self, request_iterator: AsyncIterator[pb.AttachRequest], context: Context) -> None:
         """All requests of one gateway; see attach.attach."""
-        frames = attach.attach(self, request_iterator, context.peer())
-        try:
-            async for frame in frames:
-                yield frame
-        except EngineError as error:
-            await refuse(context, wire.to_error(error))
-        finally:
-            await frames.aclose()  # type: ignore[attr-defined]
+        await _pump(attach.attach(self, request_iterator, context.peer()), context)
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """One request; dropping the call aborts it."""
-        answers = attach.generate(self, request, context.peer())
-        try:
-            async for answer in answers:
-                yield answer
-        except attach.RequestFailed as failure:
-            await refuse(context, failure.error)
-        except EngineError as error:
-            await refuse(context, wire.to_error(error))
-        finally:
-            await answers.aclose()  # type: ignore[attr-defined]
+        await _pump(attach.generate(self, request, context.peer()), context)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """End one request by its exact id, or all."""
@@ -157,11 +143,12 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
             components=self._components,
         )
 
-    async def GetTokenizer(
-        self, request: pb.GetTokenizerRequest, context: Context
-    ) -> AsyncIterator[pb.GetTokenizerResponse]:
+    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Context) -> None:
         """The manifest, then tokenizer.json in pieces."""
         await self._known(request, context)
+        await _pump(self._tokenizer(), context)
+
+    async def _tokenizer(self) -> AsyncGenerator[pb.GetTokenizerResponse]:
         yield pb.GetTokenizerResponse(manifest=self._manifest)
         content = self._model.tokenizer_json
         for begin in range(0, len(content), MAX_CHUNK - 64):
@@ -186,19 +173,10 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
         await self._known(request, context)
         return _load(self.loop.stats())
 
-    async def SubscribeKvEvents(
-        self, request: pb.SubscribeKvEventsRequest, context: Context
-    ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+    async def SubscribeKvEvents(self, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
         """Snapshot, then batches; see events.subscribe."""
         await self._known(request, context)
-        batches = events.subscribe(self.loop, self._model.page_size, request.include_token_ids)
-        try:
-            async for batch in batches:
-                yield batch
-        except EngineError as error:
-            await refuse(context, wire.to_error(error))
-        finally:
-            await batches.aclose()  # type: ignore[attr-defined]
+        await _pump(events.subscribe(self.loop, self._model.page_size, request.include_token_ids), context)
 
     async def FlushCache(self, request: pb.FlushCacheRequest, context: Context) -> pb.FlushCacheResponse:
         """Drop every cached page that no request holds."""
@@ -212,6 +190,22 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
             refuse_unknown(request)
         except EngineError as error:
             await refuse(context, wire.to_error(error))
+
+
+async def _pump(messages: AsyncGenerator[Any], context: Context) -> None:
+    """Write every message. However it ends, the generator is closed before this returns."""
+    try:
+        async with contextlib.aclosing(messages):
+            async for message in messages:
+                await context.write(message)
+    except attach.RequestFailed as failure:
+        await refuse(context, failure.error)
+    except EngineError as error:
+        await refuse(context, wire.to_error(error))
+    except Exception:
+        if not context.cancelled() and not context.done():
+            raise
+        logger.debug("the peer %s left while a message was written", context.peer())
 
 
 async def refuse(context: Context, error: pb.Error) -> NoReturn:
