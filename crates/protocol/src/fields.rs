@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn long_values_are_named_by_their_kind() {
-        let value = json!({"s": ["x"; 100]});
+        let value = json!({"s": vec!["x"; 100]});
         let fields = Fields::of(&value, "").unwrap();
         assert_eq!(refusal(fields.string("s")).1, "`s` must be a string, not an array");
     }

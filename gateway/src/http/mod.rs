@@ -2,9 +2,18 @@
 
 mod admin;
 mod answer;
+mod chat;
+mod completions;
 mod fan;
+mod gather;
+mod generate;
 mod info;
+mod intake;
+mod models;
 pub(crate) mod relay;
+mod spell;
+mod stream;
+mod tokenize;
 
 use std::sync::Arc;
 
@@ -22,6 +31,11 @@ pub use answer::{Refusal, json, refuse};
 /// All routes, without the gate before them.
 pub fn router(app: &Arc<App>) -> Router {
     admin::routes()
+        .merge(chat::routes())
+        .merge(completions::routes())
+        .merge(generate::routes())
+        .merge(tokenize::routes())
+        .merge(models::routes())
         .method_not_allowed_fallback(wrong_method)
         .fallback(relay::fallback)
         .with_state(Arc::clone(app))

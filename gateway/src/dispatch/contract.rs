@@ -1,0 +1,114 @@
+//! A validated request as the engine contract says it. Absent stays absent.
+
+use std::sync::Arc;
+
+use branchline_protocol::{LogprobRequest, Routing, Sampling};
+use branchline_worker::{CacheKey, Model, proto};
+
+use super::LiveGuard;
+
+/// One prompt, ready to run.
+#[derive(Debug)]
+pub struct Job {
+    /// The model that serves it.
+    pub model: Arc<Model>,
+    /// Its entry in the table of live requests.
+    pub live: LiveGuard,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// How to sample.
+    pub sampling: Sampling,
+    /// Which logprobs to return.
+    pub logprobs: Option<LogprobRequest>,
+    /// Cache separation and class.
+    pub routing: Routing,
+    /// The client's W3C trace context, if any.
+    pub traceparent: String,
+}
+
+impl Job {
+    /// What separates its cached prefixes.
+    pub(super) fn cache_key(&self) -> CacheKey<'_> {
+        CacheKey {
+            cache_salt: self.routing.cache_salt.as_deref(),
+            extra_key: self.routing.extra_key.as_deref(),
+            adapter: None,
+        }
+    }
+
+    /// The request of the contract.
+    pub(super) fn request(&self) -> proto::GenerateRequest {
+        let routing = &self.routing;
+        let separated = routing.cache_salt.is_some() || routing.extra_key.is_some();
+        proto::GenerateRequest {
+            request_id: self.live.id().as_str().to_owned(),
+            token_ids: self.tokens.clone(),
+            sampling: Some(sampling(&self.sampling)),
+            logprobs: self.logprobs.as_ref().map(|logprobs| self.logprob_params(logprobs)),
+            cache_namespace: separated.then(|| proto::CacheNamespace {
+                cache_salt: routing.cache_salt.clone(),
+                extra_key: routing.extra_key.clone(),
+                adapter: None,
+            }),
+            priority: routing.priority,
+            traceparent: self.traceparent.clone(),
+            ..proto::GenerateRequest::default()
+        }
+    }
+
+    fn logprob_params(&self, logprobs: &LogprobRequest) -> proto::LogprobParams {
+        let top = logprobs.top_within(super::limits(&self.model));
+        proto::LogprobParams {
+            output: Some(logprobs.output),
+            top_k: Some(top),
+            input_start: logprobs.input_start,
+            token_ids: logprobs.token_ids.clone(),
+        }
+    }
+}
+
+fn sampling(sampling: &Sampling) -> proto::SamplingParams {
+    proto::SamplingParams {
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        presence_penalty: sampling.presence_penalty,
+        seed: sampling.seed,
+        n: sampling.n,
+        max_tokens: sampling.max_tokens,
+        min_tokens: sampling.min_tokens,
+        stop: sampling.stop.clone(),
+        stop_token_ids: sampling.stop_token_ids.clone(),
+        ignore_eos: sampling.ignore_eos,
+        skip_special_tokens: sampling.skip_special_tokens,
+        include_stop: sampling.include_stop,
+        logit_bias: sampling.logit_bias.iter().copied().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_the_client_did_not_send_is_absent_on_the_wire() {
+        assert_eq!(sampling(&Sampling::default()), proto::SamplingParams::default());
+    }
+
+    #[test]
+    fn explicit_zeros_and_ones_arrive() {
+        let explicit = Sampling {
+            temperature: Some(0.0),
+            top_p: Some(1.0),
+            top_k: Some(-1),
+            logit_bias: vec![(3, -100.0)],
+            ..Sampling::default()
+        };
+        let wire = sampling(&explicit);
+        assert_eq!((wire.temperature, wire.top_p, wire.top_k), (Some(0.0), Some(1.0), Some(-1)));
+        assert_eq!(wire.logit_bias.get(&3), Some(&-100.0));
+    }
+}

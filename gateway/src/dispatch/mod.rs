@@ -1,0 +1,23 @@
+//! From a validated request to its answer: tokenise, choose, attempt, retry before the first piece, relay, settle.
+//!
+//! The only part of the gateway that speaks the engine contract. Knows nothing of API families: it takes a
+//! [`Job`] and gives a stream of [`Piece`]s.
+
+mod batch;
+mod contract;
+mod live;
+mod observe;
+mod offload;
+mod piece;
+mod running;
+mod tokens;
+
+pub use batch::{Batch, Item};
+pub use contract::Job;
+pub use live::{LiveGuard, LiveRequests};
+pub use observe::failed;
+pub use offload::Offload;
+pub use piece::{End, Piece, PromptFound};
+pub use running::{Running, start};
+pub use branchline_worker::Model;
+pub use tokens::{encode, limits, render};

@@ -1,0 +1,47 @@
+//! What dispatch counts. Times and statuses are counted at the gate, before all routes.
+
+use std::sync::Arc;
+
+use branchline_core::Error;
+use branchline_telemetry::Metrics;
+
+use super::PromptFound;
+
+/// Counts an error that a client sees, as an answer or as an event.
+pub fn failed(metrics: &Metrics, error: &Error) {
+    metrics.errors.with([error.code.name()]).inc();
+}
+
+/// The counters of one job.
+#[derive(Debug)]
+pub(super) struct Observer {
+    metrics: Arc<Metrics>,
+}
+
+impl Observer {
+    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
+        Self { metrics }
+    }
+
+    pub(super) fn chosen(&self, predicted: u32) {
+        self.metrics.predicted_cached_tokens.with([""; 0]).inc_by(predicted.into());
+    }
+
+    pub(super) fn retried(&self, error: &Error) {
+        self.metrics.retries.with([error.code.name()]).inc();
+    }
+
+    pub(super) fn prompt(&self, found: PromptFound) {
+        self.metrics.prompt_tokens.with([""; 0]).inc_by(found.tokens.into());
+        self.metrics.cached_tokens.with([""; 0]).inc_by(found.cached.into());
+    }
+
+    pub(super) fn completion(&self, tokens: u32) {
+        self.metrics.completion_tokens.with([""; 0]).inc_by(tokens.into());
+    }
+
+    /// The job ends before its answer did.
+    pub(super) fn abandoned(&self, shutdown: bool) {
+        self.metrics.aborts.with([if shutdown { "shutdown" } else { "client" }]).inc();
+    }
+}
