@@ -40,10 +40,16 @@ impl Job {
     pub(super) fn request(&self) -> proto::GenerateRequest {
         let routing = &self.routing;
         let separated = routing.cache_salt.is_some() || routing.extra_key.is_some();
+        let mut sampling = sampling(&self.sampling);
+        // A model's own default of several sequences would be more than the client can tell apart.
+        let usual = self.model.info.default_sampling.as_ref().and_then(|usual| usual.n);
+        if sampling.n.is_none() && usual.is_some_and(|n| n > 1) {
+            sampling.n = Some(1);
+        }
         proto::GenerateRequest {
             request_id: self.live.id().as_str().to_owned(),
             token_ids: self.tokens.clone(),
-            sampling: Some(sampling(&self.sampling)),
+            sampling: Some(sampling),
             logprobs: self.logprobs.as_ref().map(|logprobs| self.logprob_params(logprobs)),
             cache_namespace: separated.then(|| proto::CacheNamespace {
                 cache_salt: routing.cache_salt.clone(),

@@ -13,11 +13,11 @@ mod running;
 mod tokens;
 
 pub use batch::{Batch, Item};
+pub use branchline_worker::Model;
 pub use contract::Job;
 pub use live::{LiveGuard, LiveRequests};
 pub use observe::failed;
 pub use offload::Offload;
 pub use piece::{End, Piece, PromptFound};
 pub use running::{Running, start};
-pub use branchline_worker::Model;
 pub use tokens::{encode, limits, render};

@@ -51,7 +51,9 @@ pub fn start(app: &Arc<App>, job: Job, arrived: Instant) -> Result<Running> {
     let stream = loop {
         match attempt(app, &job, &observer, &mut tried, arrived) {
             Ok(stream) => break stream,
-            Err(error) if is_movable(&error) && (1..ATTEMPTS).contains(&tried.len()) => observer.retried(&error),
+            Err(error) if is_movable(&error) && (1..ATTEMPTS).contains(&tried.len()) => {
+                observer.retried(&error)
+            }
             Err(error) => return Err(with_wait(error)),
         }
     };

@@ -49,7 +49,8 @@ pub async fn render(
     bytes: usize,
 ) -> Result<String> {
     let Some(template) = model.chat_template.clone() else {
-        let message = format!("model {:?} has no chat template; use /v1/completions or /generate", model.name);
+        let message =
+            format!("model {:?} has no chat template; use /v1/completions or /generate", model.name);
         return Err(Error::new(ErrorCode::Unimplemented, message).with_field("messages"));
     };
     offload

@@ -43,8 +43,7 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
     let live = intake.register(rid, "chatcmpl-")?;
     let text = dispatch::render(&app.offload, &intake.model, input, intake.bytes).await?;
     // The template has put the special tokens in its text.
-    let tokens =
-        dispatch::encode(&app.offload, &intake.model, Prompt::Text(text), false, "messages").await?;
+    let tokens = dispatch::encode(&app.offload, &intake.model, Prompt::Text(text), false, "messages").await?;
     sampling.fit(tokens.len(), limits, ChatRequest::FIT)?;
     let head = intake.head(live.id());
     let spell = logprobs.is_some().then(|| Spell(Arc::clone(intake.model.tokenizer.vocabulary())));
@@ -62,7 +61,10 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
         model: &head.model,
         system_fingerprint: &head.fingerprint,
         usage: gathered.usage(),
-        choices: (0u32..).zip(gathered.sequences).map(|(index, one)| choice(index, one, spell.as_ref())).collect(),
+        choices: (0u32..)
+            .zip(gathered.sequences)
+            .map(|(index, one)| choice(index, one, spell.as_ref()))
+            .collect(),
     };
     Ok(json(StatusCode::OK, &answer))
 }

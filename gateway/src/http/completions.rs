@@ -64,7 +64,6 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
 async fn prepare(intake: &Intake, request: CompletionRequest) -> Result<(Vec<Running>, Completion)> {
     let CompletionRequest { prompts, sampling, echo, logprobs, delivery, routing, rid } = request;
     let (app, model, limits) = (&intake.app, &intake.model, intake.limits());
-    let many = prompts.len() > 1;
     let lead = intake.register(rid, "cmpl-")?;
     let head = intake.head(lead.id());
     let mut guards = Vec::with_capacity(prompts.len());
@@ -81,12 +80,12 @@ async fn prepare(intake: &Intake, request: CompletionRequest) -> Result<(Vec<Run
                 Prompt::Tokens(tokens) => model.tokenizer.decode(tokens, false),
             });
         }
-        let tokens = dispatch::encode(&app.offload, model, prompt, model.add_special_tokens, "prompt").await?;
+        let tokens =
+            dispatch::encode(&app.offload, model, prompt, model.add_special_tokens, "prompt").await?;
         let mut own = sampling.clone();
         own.fit(tokens.len(), limits, CompletionRequest::FIT)?;
         ready.push((tokens, own));
     }
-    tracing::trace!(id = %head.id, many, "completion prepared");
     let top = logprobs.as_ref().map(|logprobs| logprobs.top);
     let spell = logprobs.is_some().then(|| Spell(Arc::clone(model.tokenizer.vocabulary())));
     let jobs = guards

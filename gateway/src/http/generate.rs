@@ -11,8 +11,8 @@ use axum::routing::post;
 use branchline_core::Result;
 use branchline_protocol::native::{Finish, GenerateAnswer, GenerateRequest, Meta, MetaLogprobs};
 use branchline_protocol::openai::FinishReason;
-use http::{Request, StatusCode};
 use futures_util::StreamExt as _;
+use http::{Request, StatusCode};
 
 use super::answer::json;
 use super::gather::{Gathered, Sequence};
@@ -48,7 +48,8 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
         native.add(item?);
     }
     let single = !batch && native.gathered.sequences.len() == 1;
-    let answers: Vec<_> = (0..native.gathered.sequences.len()).map(|sequence| native.answer(sequence, None)).collect();
+    let answers: Vec<_> =
+        (0..native.gathered.sequences.len()).map(|sequence| native.answer(sequence, None)).collect();
     Ok(match answers.first() {
         Some(answer) if single => json(StatusCode::OK, answer),
         _ => json(StatusCode::OK, &answers),
@@ -165,7 +166,8 @@ fn finish(end: &End, limit: u32) -> Finish {
 impl Family for Native {
     fn piece(&mut self, item: Item, out: &mut Out) -> Result<()> {
         let sequence = item.sequence;
-        let news = !item.piece.token_ids.is_empty() || !item.piece.text.is_empty() || item.piece.end.is_some();
+        let news =
+            !item.piece.token_ids.is_empty() || !item.piece.text.is_empty() || item.piece.end.is_some();
         self.add(item);
         if !news {
             return Ok(());

@@ -87,7 +87,9 @@ fn unknown(app: &App, name: Option<&str>) -> branchline_core::Error {
     // Only its refusal is wanted: it knows whether the name is wrong or the workers are away.
     match app.fleet.transport(name) {
         Err(error) => error,
-        Ok(transport) => branchline_core::Error::internal(format!("a {transport} worker serves the model unseen")),
+        Ok(transport) => {
+            branchline_core::Error::internal(format!("a {transport} worker serves the model unseen"))
+        }
     }
 }
 

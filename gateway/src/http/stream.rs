@@ -72,13 +72,8 @@ struct Events<F> {
 /// # Errors
 /// The failure of a job before its first piece, if it comes within one keep-alive interval.
 pub(super) async fn respond<F: Family>(app: &Arc<App>, jobs: Vec<Running>, family: F) -> Result<Response> {
-    let mut events = Events {
-        app: Arc::clone(app),
-        batch: Batch::new(jobs),
-        family,
-        out: Out::default(),
-        over: false,
-    };
+    let mut events =
+        Events { app: Arc::clone(app), batch: Batch::new(jobs), family, out: Out::default(), over: false };
     match events.next_item().await {
         Some(Some(item)) => events.family.piece(item?, &mut events.out)?,
         Some(None) => events.finish(),

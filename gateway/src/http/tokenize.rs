@@ -69,7 +69,9 @@ async fn serve_detokenize(app: &Arc<App>, request: Request<Body>) -> Result<Resp
     let DetokenizeRequest { tokens, skip_special_tokens } =
         DetokenizeRequest::read(&intake.fields(), intake.limits().vocab_size)?;
     let model = Arc::clone(&intake.model);
-    let text =
-        app.offload.run(tokens.len(), move || Ok(model.tokenizer.decode(&tokens, skip_special_tokens))).await?;
+    let text = app
+        .offload
+        .run(tokens.len(), move || Ok(model.tokenizer.decode(&tokens, skip_special_tokens)))
+        .await?;
     Ok(json(StatusCode::OK, &DetokenizeResponse { text }))
 }
