@@ -25,7 +25,8 @@ impl PageCache {
                 return Err(format!("page {page} is marked {state:?} but found as {owned:?}"));
             }
         }
-        let private = self.ledger.states.iter().filter(|s| **s == PageState::Private).count() + in_flight.len();
+        let private =
+            self.ledger.states.iter().filter(|s| **s == PageState::Private).count() + in_flight.len();
         let counters = self.counters();
         if private != counters.private {
             return Err(format!("{private} pages are private but {} are counted", counters.private));

@@ -136,7 +136,12 @@ impl PageCache {
     ///
     /// # Errors
     /// [`CacheError::PageCount`], [`CacheError::NotPrivate`] or [`CacheError::NoSuchPage`].
-    pub fn insert(&mut self, namespace: &[u8], tokens: &[u32], pages: &[u32]) -> Result<(u64, usize), CacheError> {
+    pub fn insert(
+        &mut self,
+        namespace: &[u8],
+        tokens: &[u32],
+        pages: &[u32],
+    ) -> Result<(u64, usize), CacheError> {
         let size = self.tree.page_size;
         let whole = tokens.len() / size;
         // One page more may be given: the table's partial tail.
@@ -179,7 +184,9 @@ impl PageCache {
     /// Evicts up to `pages` pages, tail pages of the least recently used leaves first: how many it were.
     pub fn evict(&mut self, pages: usize) -> usize {
         let mut evicted = 0;
-        while evicted < pages && let Some((page, hash)) = self.tree.evict_page() {
+        while evicted < pages
+            && let Some((page, hash)) = self.tree.evict_page()
+        {
             self.ledger.evict(page);
             self.events.removed(hash);
             evicted += 1;
@@ -252,3 +259,6 @@ impl PageCache {
 pub fn page_demand(prefix: usize, length: usize, page_size: usize) -> usize {
     length.div_ceil(page_size).saturating_sub(prefix.div_ceil(page_size))
 }
+
+#[cfg(test)]
+mod tests;

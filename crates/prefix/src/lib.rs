@@ -45,10 +45,14 @@ pub enum CacheError {
         num_pages: u32,
     },
     /// The page is in another state than private, or was named twice.
-    #[error("page {0} is not private to the caller: give only pages got from allocate and not yet given back")]
+    #[error(
+        "page {0} is not private to the caller: give only pages got from allocate and not yet given back"
+    )]
     NotPrivate(u32),
     /// Fewer pages than the whole blocks of the tokens, or more than the tokens can fill.
-    #[error("pages has {pages} entries for {tokens} tokens: give one page for each whole block of {page_size}")]
+    #[error(
+        "pages has {pages} entries for {tokens} tokens: give one page for each whole block of {page_size}"
+    )]
     PageCount {
         /// Pages given.
         pages: usize,

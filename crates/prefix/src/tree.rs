@@ -100,13 +100,21 @@ impl Tree {
         }
         let (generation, index) = ((handle >> 32) as u32, handle as u32);
         match self.nodes.get(index as usize) {
-            Some(node) if node.alive && node.generation == generation && node.namespace.is_none() => Ok(index),
+            Some(node) if node.alive && node.generation == generation && node.namespace.is_none() => {
+                Ok(index)
+            }
             _ => Err(CacheError::StaleNode(handle)),
         }
     }
 
     /// Follows `tokens` for at most `limit` pages, splitting the node in which the match ends.
-    pub(crate) fn walk(&mut self, namespace: &[u8], tokens: &[u32], limit: usize, pages: &mut Vec<u32>) -> Walk {
+    pub(crate) fn walk(
+        &mut self,
+        namespace: &[u8],
+        tokens: &[u32],
+        limit: usize,
+        pages: &mut Vec<u32>,
+    ) -> Walk {
         let Some(&root) = self.namespaces.get(namespace) else {
             return Walk { node: NONE, pages: 0 };
         };
@@ -118,7 +126,11 @@ impl Tree {
                 break;
             };
             let node = &self.nodes[child as usize];
-            let equal = rest.chunks_exact(size).zip(node.tokens.chunks_exact(size)).take_while(|(a, b)| a == b).count();
+            let equal = rest
+                .chunks_exact(size)
+                .zip(node.tokens.chunks_exact(size))
+                .take_while(|(a, b)| a == b)
+                .count();
             pages.extend_from_slice(&node.pages[..equal]);
             at.pages += equal;
             if equal < node.pages.len() {
@@ -195,8 +207,13 @@ impl Tree {
             })
             .collect();
         let first_hash = hashes[0];
-        let leaf =
-            self.add(Node { parent, tokens: tokens.to_vec(), pages: pages.to_vec(), hashes, ..Node::default() });
+        let leaf = self.add(Node {
+            parent,
+            tokens: tokens.to_vec(),
+            pages: pages.to_vec(),
+            hashes,
+            ..Node::default()
+        });
         self.nodes[parent as usize].children += 1;
         self.by_hash.entry(first_hash).or_default().push(leaf);
         self.recency.push_newest(&mut self.nodes, leaf);
@@ -271,7 +288,9 @@ impl Tree {
 
     fn drop_empty_root(&mut self, index: u32) {
         let node = &self.nodes[index as usize];
-        if node.children == 0 && let Some(namespace) = node.namespace.clone() {
+        if node.children == 0
+            && let Some(namespace) = node.namespace.clone()
+        {
             self.namespaces.remove(&namespace);
             self.drop_node(index);
         }

@@ -8,7 +8,7 @@ mod prefixes;
 mod special;
 mod stop;
 mod stream;
-// mod template;
+mod template;
 mod tokenizer;
 mod utf8;
 mod vocabulary;
@@ -16,9 +16,9 @@ mod vocabulary;
 pub use prefixes::PrefixCacheStats;
 pub use stop::StopStrings;
 pub use stream::{TextOptions, TextStep, TextStream};
-// pub use template::{ChatTemplate, SpecialTokens};
+pub use template::{ChatTemplate, SpecialTokens};
 pub use tokenizer::Tokenizer;
 pub use vocabulary::Vocabulary;
 
-// test
-// fixtures
+#[cfg(test)]
+mod fixtures;

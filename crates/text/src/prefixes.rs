@@ -28,14 +28,17 @@ pub(crate) struct Cuts {
 impl Cuts {
     /// `None` if no cut is provably safe with these tokens.
     pub(crate) fn new(tokens: impl Iterator<Item = AddedToken>) -> Option<Self> {
-        let raw: Vec<AddedToken> = tokens.filter(|token| !token.normalized && !token.content.is_empty()).collect();
+        let raw: Vec<AddedToken> =
+            tokens.filter(|token| !token.normalized && !token.content.is_empty()).collect();
         // Whether such a token counts depends on its neighbours, which a cut would hide.
         if raw.iter().any(|token| token.single_word) {
             return None;
         }
         // A token that takes the spaces before it, or is one that its left neighbour may take, ties both sides.
-        let safe: Vec<bool> =
-            raw.iter().map(|token| !token.lstrip && !token.content.starts_with(char::is_whitespace)).collect();
+        let safe: Vec<bool> = raw
+            .iter()
+            .map(|token| !token.lstrip && !token.content.starts_with(char::is_whitespace))
+            .collect();
         if !safe.contains(&true) {
             return None;
         }

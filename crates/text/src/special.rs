@@ -37,7 +37,9 @@ impl Spelling {
                 self.replacements.push((mark.to_owned(), " ".to_owned()));
             }
             Some("Replace") => {
-                if let (Some(from), Some(to)) = (decoder["pattern"]["String"].as_str(), decoder["content"].as_str()) {
+                if let (Some(from), Some(to)) =
+                    (decoder["pattern"]["String"].as_str(), decoder["content"].as_str())
+                {
                     self.replacements.push((from.to_owned(), to.to_owned()));
                 }
             }

@@ -105,7 +105,9 @@ impl TextStream {
         for &byte in bytes {
             self.held.push(byte);
             self.state = self.stops.step(self.state, byte);
-            if self.tokens > self.min_tokens && let Some(stop) = self.stops.matched(self.state) {
+            if self.tokens > self.min_tokens
+                && let Some(stop) = self.stops.matched(self.state)
+            {
                 let stop = stop.to_owned();
                 // The held bytes hold the whole stop: each of its proper prefixes was held back.
                 let keep = if self.include_stop { 0 } else { stop.len() };
@@ -130,3 +132,6 @@ impl TextStream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -53,7 +53,8 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::from_json`].
     pub fn with_cache_bytes(data: &[u8], cache_bytes: usize) -> Result<Self> {
-        let wrong = |reason: String| Error::invalid("tokenizer", format!("tokenizer.json can't be read: {reason}"));
+        let wrong =
+            |reason: String| Error::invalid("tokenizer", format!("tokenizer.json can't be read: {reason}"));
         let file: Value = serde_json::from_slice(data).map_err(|error| wrong(error.to_string()))?;
         let mut inner = Inner::from_bytes(data).map_err(|error| wrong(error.to_string()))?;
         inner.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
@@ -64,7 +65,9 @@ impl Tokenizer {
             .map(|(id, token)| (id, token.content, token.special))
             .collect();
         let model = inner.get_model().get_vocab();
-        if let Some(id) = added.iter().map(|token| token.0).chain(model.values().copied()).find(|&id| id > MAX_ID) {
+        if let Some(id) =
+            added.iter().map(|token| token.0).chain(model.values().copied()).find(|&id| id > MAX_ID)
+        {
             return Err(wrong(format!("token id {id} is over {MAX_ID}")));
         }
         let vocabulary = Vocabulary::build(&file, model.into_iter().map(|(token, id)| (id, token)), &added);
@@ -141,11 +144,15 @@ impl Tokenizer {
 /// What the post-processor puts before and after a text, found by processing a marked one.
 fn surroundings(inner: &Inner) -> std::result::Result<(Vec<u32>, Vec<u32>), String> {
     let mark = tokenizers::Token::new(MARK, String::new(), (0, 0));
-    let processed =
-        inner.post_process(Encoding::from_tokens(vec![mark], 0), None, true).map_err(|error| error.to_string())?;
+    let processed = inner
+        .post_process(Encoding::from_tokens(vec![mark], 0), None, true)
+        .map_err(|error| error.to_string())?;
     let ids = processed.get_ids();
     match ids.iter().position(|&id| id == MARK) {
         Some(at) => Ok((ids[..at].to_vec(), ids[at + 1..].to_vec())),
         None => Err("its post-processor drops the text".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests;

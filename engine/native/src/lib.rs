@@ -5,6 +5,9 @@
 
 mod cache;
 mod convert;
+mod executor;
+mod kernels;
+mod model;
 mod text;
 
 use pyo3::prelude::*;
@@ -14,6 +17,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::cache::{PageCache, block_hashes, namespace, page_demand};
+    #[pymodule_export]
+    use crate::executor::{CpuModel, PenaltyState};
     #[pymodule_export]
     use crate::text::{TextStream, Vocabulary, push_many};
 }

@@ -1,0 +1,344 @@
+//! Paged attention of a few query heads that share a key and value head.
+//!
+//! Context is cut at fixed absolute positions into splits of `SPLIT` tokens. Inside a split: all scores, their
+//! maximum, exponentials and sum, then values in token order. Splits are merged in order. So the result of a
+//! query depends on its own context only, whatever else is in the tile, the step or the pool.
+
+use super::rows::to_half;
+use super::simd::{Simd, exp};
+
+/// Tokens of one split; part of the numerics.
+pub(crate) const SPLIT: usize = 256;
+/// Largest head width.
+pub(crate) const WIDEST: usize = 256;
+/// Most queries of one call, over all instruction sets.
+pub(crate) const QUERIES: usize = 12;
+const PITCH: usize = SPLIT + 16;
+
+/// One layer's pool. Keys of a page lie as [kv_heads][head_dim][page_size], values as
+/// [kv_heads][page_size][value_pitch]; elements are f32 or f16.
+#[derive(Clone, Copy)]
+pub(crate) struct Pool {
+    pub(crate) keys: *mut u8,
+    pub(crate) values: *mut u8,
+    pub(crate) half: bool,
+    pub(crate) page_size: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    /// head_dim rounded up to 16; the rest is zero.
+    pub(crate) value_pitch: usize,
+}
+
+// SAFETY: a pool is addresses and sizes; each user states why what it writes is its own.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    /// Elements of keys before those of `head` in `page`.
+    #[inline(always)]
+    fn key(&self, page: usize, head: usize) -> usize {
+        (page * self.kv_heads + head) * self.head_dim * self.page_size
+    }
+
+    /// Elements of values before those of token `offset` of `head` in `page`.
+    #[inline(always)]
+    fn value(&self, page: usize, head: usize, offset: usize) -> usize {
+        ((page * self.kv_heads + head) * self.page_size + offset) * self.value_pitch
+    }
+}
+
+/// One query head at one position.
+#[derive(Clone, Copy)]
+pub(crate) struct Query {
+    /// head_dim values, already rotated.
+    pub(crate) data: *const f32,
+    /// Where head_dim results go.
+    pub(crate) out: *mut f32,
+    pub(crate) position: usize,
+}
+
+/// Queries of one sequence and one key head; at most Simd::TILE of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Attend<'a> {
+    pub(crate) pool: Pool,
+    pub(crate) pages: &'a [u32],
+    pub(crate) head: usize,
+    pub(crate) queries: &'a [Query],
+    pub(crate) scale: f32,
+    /// Last positions visible to a query, itself included.
+    pub(crate) window: usize,
+}
+
+/// Working memory of one thread.
+pub(crate) struct Scratch {
+    q: [f32; QUERIES * PITCH],
+    scores: [f32; QUERIES * PITCH],
+    acc: [f32; QUERIES * WIDEST],
+    tile: [f32; WIDEST * 16],
+    rows: [usize; SPLIT],
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Box<Self> {
+        Box::new(Self {
+            q: [0.0; QUERIES * PITCH],
+            scores: [0.0; QUERIES * PITCH],
+            acc: [0.0; QUERIES * WIDEST],
+            tile: [0.0; WIDEST * 16],
+            rows: [0; SPLIT],
+        })
+    }
+}
+
+/// Attend all queries of `job`.
+#[inline(always)]
+pub(crate) unsafe fn attend<S: Simd>(job: &Attend<'_>, scratch: &mut Scratch) {
+    macro_rules! rows {
+        ($($m:literal),*) => {
+            match job.queries.len() {
+                $($m if $m <= S::TILE => tile::<S, $m>(job, scratch),)*
+                _ => unreachable!("at most Simd::TILE queries a call"),
+            }
+        };
+    }
+    rows!(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12);
+}
+
+#[inline(always)]
+unsafe fn tile<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratch) {
+    let dim = job.pool.head_dim;
+    for m in 0..M {
+        for d in 0..dim {
+            scratch.q[m * PITCH + d] = *job.queries[m].data.add(d) * job.scale;
+        }
+    }
+    let mut first = usize::MAX;
+    let mut last = 0;
+    for query in job.queries {
+        first = first.min((query.position + 1).saturating_sub(job.window));
+        last = last.max(query.position + 1);
+    }
+    let mut tops = [f32::NEG_INFINITY; M];
+    let mut sums = [0.0f32; M];
+    for split in first / SPLIT..last.div_ceil(SPLIT) {
+        let start = split * SPLIT;
+        let end = last.min(start + SPLIT);
+        scores::<S, M>(job, scratch, start, end);
+        let mut factors = [(0.0f32, 0.0f32); M];
+        for m in 0..M {
+            let visible = visible(job, m, start, end);
+            if visible.0 < visible.1 {
+                factors[m] = weigh::<S>(scratch, m, end - start, visible, &mut tops[m], &mut sums[m]);
+            } else {
+                // Nothing of this split is visible: what was accumulated so far stays as it is.
+                scratch.scores[m * PITCH..][..end - start].fill(0.0);
+                factors[m] = (if sums[m] == 0.0 { 0.0 } else { 1.0 }, 0.0);
+            }
+        }
+        values::<S, M>(job, scratch, start, end, &factors);
+    }
+    for m in 0..M {
+        let inverse = 1.0 / sums[m];
+        for d in 0..dim {
+            *job.queries[m].out.add(d) = scratch.acc[m * WIDEST + d] * inverse;
+        }
+    }
+}
+
+/// Tokens of start..end that query `m` sees, counted from `start`.
+#[inline(always)]
+fn visible(job: &Attend<'_>, m: usize, start: usize, end: usize) -> (usize, usize) {
+    let position = job.queries[m].position;
+    let from = (position + 1).saturating_sub(job.window).max(start) - start;
+    (from, (position + 1).min(end).saturating_sub(start))
+}
+
+/// Scores of every query with tokens start..end (and, unused, up to the next multiple of 16).
+#[inline(always)]
+unsafe fn scores<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratch, start: usize, end: usize) {
+    let pool = &job.pool;
+    let (size, dim) = (pool.page_size, pool.head_dim);
+    let mut token = start;
+    while token < end {
+        let mut acc = [S::splat(0.0); M];
+        let (keys, pitch, half): (*const u8, usize, bool) = if size % 16 == 0 {
+            let at = pool.key(job.pages[token / size] as usize, job.head) + token % size;
+            (pool.keys.add(at << (2 - usize::from(pool.half))), size, pool.half)
+        } else {
+            gather(job, scratch, token, end);
+            (scratch.tile.as_ptr().cast(), 16, false)
+        };
+        let q = scratch.q.as_ptr();
+        if half {
+            for d in 0..dim {
+                let key = S::load_f16(keys.cast::<u16>().add(d * pitch));
+                for m in 0..M {
+                    acc[m] = S::fma(key, S::splat(*q.add(m * PITCH + d)), acc[m]);
+                }
+            }
+        } else {
+            for d in 0..dim {
+                let key = S::load(keys.cast::<f32>().add(d * pitch));
+                for m in 0..M {
+                    acc[m] = S::fma(key, S::splat(*q.add(m * PITCH + d)), acc[m]);
+                }
+            }
+        }
+        for m in 0..M {
+            S::store(scratch.scores.as_mut_ptr().add(m * PITCH + token - start), acc[m]);
+        }
+        token += 16;
+    }
+}
+
+/// Keys of 16 tokens as [head_dim][16], for pages that a vector would straddle.
+#[inline(always)]
+unsafe fn gather(job: &Attend<'_>, scratch: &mut Scratch, token: usize, end: usize) {
+    let pool = &job.pool;
+    let size = pool.page_size;
+    for lane in 0..16 {
+        if token + lane >= end {
+            for d in 0..pool.head_dim {
+                scratch.tile[d * 16 + lane] = 0.0;
+            }
+            continue;
+        }
+        let at = token + lane;
+        let base = pool.key(job.pages[at / size] as usize, job.head) + at % size;
+        for d in 0..pool.head_dim {
+            let i = base + d * size;
+            scratch.tile[d * 16 + lane] = if pool.half {
+                super::half::from_f16(*pool.keys.cast::<u16>().add(i))
+            } else {
+                *pool.keys.cast::<f32>().add(i)
+            };
+        }
+    }
+}
+
+/// Turn scores of query `m` into weights; returns the factors of earlier splits and of this one.
+#[inline(always)]
+unsafe fn weigh<S: Simd>(
+    scratch: &mut Scratch,
+    m: usize,
+    count: usize,
+    visible: (usize, usize),
+    top: &mut f32,
+    sum: &mut f32,
+) -> (f32, f32) {
+    let padded = count.div_ceil(16) * 16;
+    let scores = scratch.scores.as_mut_ptr().add(m * PITCH);
+    for i in (0..visible.0).chain(visible.1..padded) {
+        *scores.add(i) = f32::NEG_INFINITY;
+    }
+    // Lanes are whole vectors counted from the split's start, so their order is the same for every caller.
+    let seen = visible.1.div_ceil(16) * 16;
+    let mut most = S::splat(f32::NEG_INFINITY);
+    for i in (0..seen).step_by(16) {
+        most = S::max(most, S::load(scores.add(i)));
+    }
+    let here = S::peak(most);
+    let shift = S::splat(here);
+    let mut acc = S::splat(0.0);
+    for i in (0..seen).step_by(16) {
+        let weight = exp::<S>(S::sub(S::load(scores.add(i)), shift));
+        S::store(scores.add(i), weight);
+        acc = S::add(acc, weight);
+    }
+    for i in seen..padded {
+        *scores.add(i) = 0.0;
+    }
+    let total = S::sum(acc);
+    if *sum == 0.0 {
+        (*top, *sum) = (here, total);
+        return (0.0, 1.0);
+    }
+    let new = if here > *top { here } else { *top };
+    let (old_factor, factor) = ((*top - new).exp(), (here - new).exp());
+    *sum = *sum * old_factor + total * factor;
+    *top = new;
+    (old_factor, factor)
+}
+
+/// Add the weighted values of tokens start..end to the accumulators: acc = acc * old + split * new.
+#[inline(always)]
+unsafe fn values<S: Simd, const M: usize>(
+    job: &Attend<'_>,
+    scratch: &mut Scratch,
+    start: usize,
+    end: usize,
+    factors: &[(f32, f32); M],
+) {
+    let pool = &job.pool;
+    let size = pool.page_size;
+    for token in start..end {
+        scratch.rows[token - start] = pool.value(job.pages[token / size] as usize, job.head, token % size);
+    }
+    let weights = scratch.scores.as_ptr();
+    for d in (0..pool.value_pitch).step_by(16) {
+        let mut acc = [S::splat(0.0); M];
+        if pool.half {
+            for t in 0..end - start {
+                let value = S::load_f16(pool.values.cast::<u16>().add(scratch.rows[t] + d));
+                for m in 0..M {
+                    acc[m] = S::fma(value, S::splat(*weights.add(m * PITCH + t)), acc[m]);
+                }
+            }
+        } else {
+            for t in 0..end - start {
+                let value = S::load(pool.values.cast::<f32>().add(scratch.rows[t] + d));
+                for m in 0..M {
+                    acc[m] = S::fma(value, S::splat(*weights.add(m * PITCH + t)), acc[m]);
+                }
+            }
+        }
+        for m in 0..M {
+            let to = scratch.acc.as_mut_ptr().add(m * WIDEST + d);
+            let (old, new) = factors[m];
+            if (old, new) == (1.0, 0.0) {
+                continue;
+            }
+            let fresh = S::mul(acc[m], S::splat(new));
+            let sum = if old == 0.0 { fresh } else { S::fma(S::load(to), S::splat(old), fresh) };
+            S::store(to, sum);
+        }
+    }
+}
+
+/// Write the key and value of one token of every head. `key` and `value` hold kv_heads * head_dim values.
+/// The pool must hold the page, and no other thread may touch this token.
+#[inline(always)]
+pub(crate) unsafe fn write<S: Simd>(
+    pool: &Pool,
+    page: usize,
+    offset: usize,
+    key: *const f32,
+    value: *const f32,
+) {
+    let (dim, size) = (pool.head_dim, pool.page_size);
+    let mut row = [0.0f32; WIDEST];
+    let mut halves = [0u16; WIDEST];
+    for head in 0..pool.kv_heads {
+        let (to_k, to_v) = (pool.key(page, head) + offset, pool.value(page, head, offset));
+        row.as_mut_ptr().copy_from_nonoverlapping(key.add(head * dim), dim);
+        if pool.half {
+            to_half::<S>(row.as_ptr(), pool.value_pitch, halves.as_mut_ptr());
+            let keys = pool.keys.cast::<u16>().add(to_k);
+            for d in 0..dim {
+                *keys.add(d * size) = halves[d];
+            }
+            row.as_mut_ptr().copy_from_nonoverlapping(value.add(head * dim), dim);
+            to_half::<S>(row.as_ptr(), pool.value_pitch, halves.as_mut_ptr());
+            let values = pool.values.cast::<u16>().add(to_v);
+            values.copy_from_nonoverlapping(halves.as_ptr(), dim);
+        } else {
+            let keys = pool.keys.cast::<f32>().add(to_k);
+            for d in 0..dim {
+                *keys.add(d * size) = row[d];
+            }
+            let values = pool.values.cast::<f32>().add(to_v);
+            values.copy_from_nonoverlapping(value.add(head * dim), dim);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Matrix products of activation tiles with packed weights.
+//!
+//! A weight is cut into groups of 16 output rows; inside a group, every 4 (or 1, for floats) inputs of the 16
+//! rows lie together. One output element is always summed in the order of its inputs: exact integer dot
+//! products inside a block of 32 (16 for `Sixes`), blocks added in order in f32. The number of activation
+//! rows in a tile changes registers, never order, so a row's bits do not depend on its company.
+
+use super::simd::Simd;
+
+/// How a packed weight is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// 4-bit unsigned with f16 scale and minimum a block of 32.
+    Nibbles,
+    /// 8-bit, offset by 128, with an f16 scale a block of 32.
+    Bytes,
+    /// 6-bit in bytes, offset by 32, with an f16 scale a block of 16.
+    Sixes,
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Kind {
+    /// Whether activations must be quantised for it.
+    pub(crate) fn is_integer(self) -> bool {
+        matches!(self, Self::Nibbles | Self::Bytes | Self::Sixes)
+    }
+
+    /// Bytes of 16 rows of `cols` inputs, scales left out.
+    pub(crate) fn group_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::Nibbles => cols * 8,
+            Self::Bytes | Self::Sixes => cols * 16,
+            Self::F32 => cols * 64,
+            Self::F16 | Self::Bf16 => cols * 32,
+        }
+    }
+
+    /// Scales of 16 rows of `cols` inputs.
+    pub(crate) fn group_scales(self, cols: usize) -> usize {
+        match self {
+            Self::Nibbles | Self::Bytes => cols / 2,
+            Self::Sixes => cols,
+            _ => 0,
+        }
+    }
+}
+
+/// A packed weight as kernels see it. Pointers are valid for all groups.
+#[derive(Clone, Copy)]
+pub(crate) struct WeightView {
+    pub(crate) kind: Kind,
+    pub(crate) cols: usize,
+    pub(crate) data: *const u8,
+    pub(crate) scales: *const u16,
+    pub(crate) mins: *const u16,
+}
+
+/// Some activation rows, interleaved: 4 inputs of each row (1 for floats) lie side by side.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    /// 1..=Simd::TILE.
+    pub(crate) rows: usize,
+    /// [cols/4][rows][4]
+    pub(crate) q: *const i8,
+    /// [cols/32][rows] scale of a block, and scale times the sum of its integers
+    pub(crate) scale: *const f32,
+    pub(crate) sums: *const f32,
+    /// [cols/32][rows] -128 times the sum of a block's integers
+    pub(crate) wide: *const i32,
+    /// [cols/16][rows] -32 times the sum of a half block's integers
+    pub(crate) half: *const i32,
+    /// [cols][rows]
+    pub(crate) f: *const f32,
+}
+
+/// Where a product goes: row m, column n at `data[m * stride + n]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Out {
+    pub(crate) data: *mut f32,
+    pub(crate) stride: usize,
+    /// Add to what is there instead of replacing it.
+    pub(crate) add: bool,
+}
+
+/// Output columns 16*first..16*last of `x` times `w`; `out.data` is where column 16*first goes.
+#[inline(always)]
+pub(crate) unsafe fn gemm<S: Simd>(w: &WeightView, first: usize, last: usize, x: &Tile, out: Out) {
+    macro_rules! rows {
+        ($($m:literal),*) => {
+            match x.rows {
+                $($m if $m <= S::TILE => columns::<S, $m>(w, first, last, x, out),)*
+                _ => unreachable!("tiles hold at most Simd::TILE rows"),
+            }
+        };
+    }
+    rows!(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12);
+}
+
+#[inline(always)]
+unsafe fn columns<S: Simd, const M: usize>(w: &WeightView, first: usize, last: usize, x: &Tile, out: Out) {
+    for group in first..last {
+        let acc = match w.kind {
+            Kind::Nibbles => nibbles::<S, M>(w, group, x),
+            Kind::Bytes => bytes::<S, M>(w, group, x),
+            Kind::Sixes => sixes::<S, M>(w, group, x),
+            Kind::F32 => floats::<S, M, 4>(w, group, x),
+            Kind::F16 => floats::<S, M, 2>(w, group, x),
+            Kind::Bf16 => floats::<S, M, 0>(w, group, x),
+        };
+        for m in 0..M {
+            let at = out.data.add(m * out.stride + (group - first) * 16);
+            let value = if out.add { S::add(S::load(at), acc[m]) } else { acc[m] };
+            S::store(at, value);
+        }
+    }
+}
+
+/// How far ahead of use weights are asked for.
+const AHEAD: usize = 2048;
+
+#[inline(always)]
+unsafe fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+#[inline(always)]
+unsafe fn nibbles<S: Simd, const M: usize>(w: &WeightView, group: usize, x: &Tile) -> [S::F; M] {
+    let blocks = w.cols / 32;
+    let mut data = w.data.add(group * Kind::Nibbles.group_bytes(w.cols));
+    let mut at = group * blocks * 16;
+    let mut q = x.q;
+    let mut acc = [S::splat(0.0); M];
+    for block in 0..blocks {
+        let mut dots = [S::splat_i(0); M];
+        for pair in 0..4 {
+            if M == 1 {
+                prefetch(data.wrapping_add(AHEAD + pair * 64));
+            }
+            let both = S::bytes(data.add(pair * 64));
+            let low = S::low(both);
+            for m in 0..M {
+                dots[m] = S::dot(dots[m], low, q.add((pair * 2 * M + m) * 4));
+            }
+            let high = S::high(both);
+            for m in 0..M {
+                dots[m] = S::dot(dots[m], high, q.add(((pair * 2 + 1) * M + m) * 4));
+            }
+        }
+        let scale = S::load_f16(w.scales.add(at));
+        let min = S::load_f16(w.mins.add(at));
+        for m in 0..M {
+            let i = block * M + m;
+            acc[m] = S::fma(S::to_f(dots[m]), S::mul(scale, S::splat(*x.scale.add(i))), acc[m]);
+            acc[m] = S::fma(min, S::splat(*x.sums.add(i)), acc[m]);
+        }
+        data = data.add(256);
+        q = q.add(32 * M);
+        at += 16;
+    }
+    acc
+}
+
+#[inline(always)]
+unsafe fn bytes<S: Simd, const M: usize>(w: &WeightView, group: usize, x: &Tile) -> [S::F; M] {
+    let blocks = w.cols / 32;
+    let mut data = w.data.add(group * Kind::Bytes.group_bytes(w.cols));
+    let mut at = group * blocks * 16;
+    let mut q = x.q;
+    let mut acc = [S::splat(0.0); M];
+    for block in 0..blocks {
+        let mut dots = [S::splat_i(0); M];
+        for m in 0..M {
+            dots[m] = S::splat_i(*x.wide.add(block * M + m));
+        }
+        for four in 0..8 {
+            if M == 1 {
+                prefetch(data.wrapping_add(AHEAD + four * 64));
+            }
+            let all = S::bytes(data.add(four * 64));
+            for m in 0..M {
+                dots[m] = S::dot(dots[m], all, q.add((four * M + m) * 4));
+            }
+        }
+        let scale = S::load_f16(w.scales.add(at));
+        for m in 0..M {
+            let i = block * M + m;
+            acc[m] = S::fma(S::to_f(dots[m]), S::mul(scale, S::splat(*x.scale.add(i))), acc[m]);
+        }
+        data = data.add(512);
+        q = q.add(32 * M);
+        at += 16;
+    }
+    acc
+}
+
+#[inline(always)]
+unsafe fn sixes<S: Simd, const M: usize>(w: &WeightView, group: usize, x: &Tile) -> [S::F; M] {
+    let halves = w.cols / 16;
+    let mut data = w.data.add(group * Kind::Sixes.group_bytes(w.cols));
+    let mut at = group * halves * 16;
+    let mut q = x.q;
+    let mut acc = [S::splat(0.0); M];
+    for half in 0..halves {
+        let mut dots = [S::splat_i(0); M];
+        for m in 0..M {
+            dots[m] = S::splat_i(*x.half.add(half * M + m));
+        }
+        for four in 0..4 {
+            if M == 1 {
+                prefetch(data.wrapping_add(AHEAD + four * 64));
+            }
+            let all = S::bytes(data.add(four * 64));
+            for m in 0..M {
+                dots[m] = S::dot(dots[m], all, q.add((four * M + m) * 4));
+            }
+        }
+        let scale = S::load_f16(w.scales.add(at));
+        for m in 0..M {
+            let i = half / 2 * M + m;
+            acc[m] = S::fma(S::to_f(dots[m]), S::mul(scale, S::splat(*x.scale.add(i))), acc[m]);
+        }
+        data = data.add(256);
+        q = q.add(16 * M);
+        at += 16;
+    }
+    acc
+}
+
+/// `FORM` is 4 for f32, 2 for f16, 0 for bf16.
+#[inline(always)]
+unsafe fn floats<S: Simd, const M: usize, const FORM: usize>(
+    w: &WeightView,
+    group: usize,
+    x: &Tile,
+) -> [S::F; M] {
+    let width = if FORM == 4 { 64 } else { 32 };
+    let data = w.data.add(group * w.cols * width);
+    let mut acc = [S::splat(0.0); M];
+    for k in 0..w.cols {
+        let at = data.add(k * width);
+        if M == 1 {
+            prefetch(at.wrapping_add(AHEAD));
+        }
+        let value = match FORM {
+            4 => S::load(at.cast()),
+            2 => S::load_f16(at.cast()),
+            _ => S::load_bf16(at.cast()),
+        };
+        for m in 0..M {
+            acc[m] = S::fma(value, S::splat(*x.f.add(k * M + m)), acc[m]);
+        }
+    }
+    acc
+}

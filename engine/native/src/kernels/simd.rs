@@ -1,0 +1,83 @@
+//! The 16-lane vocabulary that every kernel is written in, once, for all instruction sets.
+//!
+//! Owns the trait and what can be derived from it. A kernel body is generic over `Simd`, always inlined, and
+//! instantiated only inside a wrapper that enables the instruction set (see `table`): calling these methods
+//! anywhere else is undefined behaviour, which is why all of them are unsafe.
+
+/// 16 lanes of f32 or i32, and 64 bytes.
+///
+/// # Safety
+/// For every method: the CPU must have the implementing instruction set, and pointers must be valid for the
+/// whole vector (16 values, 64 bytes for `bytes`, 4 for the activations of `dot`). No alignment is assumed.
+pub(crate) trait Simd: Copy {
+    /// 16 lanes of f32.
+    type F: Copy;
+    /// 16 lanes of i32.
+    type I: Copy;
+    /// 64 bytes.
+    type B: Copy;
+    /// Most activation rows that a GEMM or attention tile keeps in registers.
+    const TILE: usize;
+
+    unsafe fn splat(x: f32) -> Self::F;
+    unsafe fn load(p: *const f32) -> Self::F;
+    unsafe fn store(p: *mut f32, x: Self::F);
+    unsafe fn load_f16(p: *const u16) -> Self::F;
+    unsafe fn load_bf16(p: *const u16) -> Self::F;
+    /// Rounds to nearest even.
+    unsafe fn store_f16(p: *mut u16, x: Self::F);
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// The larger; `b` if either is NaN.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn abs(x: Self::F) -> Self::F;
+    /// a * b + c, rounded once where the instruction set can.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `value` where not `x < bound`, else 0.
+    unsafe fn keep(x: Self::F, bound: Self::F, value: Self::F) -> Self::F;
+    /// Sum of the lanes, in one fixed order.
+    unsafe fn sum(x: Self::F) -> f32;
+    /// Largest lane.
+    unsafe fn peak(x: Self::F) -> f32;
+
+    unsafe fn splat_i(x: i32) -> Self::I;
+    unsafe fn to_f(x: Self::I) -> Self::F;
+    /// Nearest integer, ties to even.
+    unsafe fn round(x: Self::F) -> Self::I;
+    /// 2^n for n in -126..=127.
+    unsafe fn power(n: Self::I) -> Self::F;
+    /// Sixteen bytes, saturated.
+    unsafe fn store_i8(p: *mut i8, x: Self::I);
+    unsafe fn sum_i(x: Self::I) -> i32;
+
+    unsafe fn bytes(p: *const u8) -> Self::B;
+    /// Low nibble of each byte.
+    unsafe fn low(x: Self::B) -> Self::B;
+    /// High nibble of each byte.
+    unsafe fn high(x: Self::B) -> Self::B;
+    /// Adds to each lane the dot product of its 4 unsigned bytes with the same 4 signed activations. Exact.
+    unsafe fn dot(acc: Self::I, w: Self::B, x: *const i8) -> Self::I;
+}
+
+/// Below this, e^x is taken as 0: masked scores are exactly absent.
+const EXP_FLOOR: f32 = -87.0;
+
+/// e^x, relative error below 2e-7; 0 below -87, saturating at 88. NaN stays NaN.
+#[inline(always)]
+pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
+    let floor = S::splat(EXP_FLOOR);
+    let y = S::min(S::splat(88.0), S::max(floor, x));
+    let n = S::round(S::mul(y, S::splat(core::f32::consts::LOG2_E)));
+    let nf = S::to_f(n);
+    let mut r = S::fma(nf, S::splat(-0.693_359_4), y);
+    r = S::fma(nf, S::splat(2.121_944_4e-4), r);
+    let mut p = S::splat(1.987_569_1e-4);
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+        p = S::fma(p, r, S::splat(c));
+    }
+    let e = S::add(S::fma(S::mul(r, r), p, r), S::splat(1.0));
+    S::keep(x, floor, S::mul(e, S::power(n)))
+}
