@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAME = "branchline-router"
+ENV = "BRANCHLINE_ROUTER_BIN"
 OWNED = ("--host", "--port", "--worker-urls", "--worker-token", "--config")  # set by serve itself
 
 
@@ -31,21 +32,28 @@ class Router:
 
 def find(env: Mapping[str, str]) -> Router:
     """BRANCHLINE_ROUTER_BIN, else beside this Python, else on PATH. Raises RouterMissing."""
-    named = env.get("BRANCHLINE_ROUTER_BIN")
+    named = env.get(ENV)
     beside = Path(sys.executable).parent / NAME
     path = named or (str(beside) if beside.exists() else shutil.which(NAME, path=env.get("PATH")))
     if path is None:
-        raise RouterMissing(f"{NAME} is not installed: run pip install {NAME}, or name it in BRANCHLINE_ROUTER_BIN")
+        raise RouterMissing(f"{NAME} is not installed: run pip install {NAME}, or name it in {ENV}")
     try:
-        shown = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=30, check=True, env=dict(env))
+        shown = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=30, check=True, env=clean(env))
     except (OSError, subprocess.SubprocessError) as error:
         raise RouterMissing(f"{path} can't be run: {error}: run pip install --force-reinstall {NAME}") from None
     return Router(path, flags_of(shown.stdout))
 
 
+def clean(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variable that is ours: the router refuses names that it does not know."""
+    return {key: value for key, value in env.items() if key != ENV}
+
+
 def flags_of(help_text: str) -> dict[str, bool]:
     """Flags of a help page and whether each takes a value."""
-    pattern = re.compile(r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]*)(\s*[=\[]*<| [A-Z<])?", re.MULTILINE)
+    pattern = re.compile(
+        r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]*)( <)?", re.MULTILINE
+    )  # `[=<BOOL>]` needs no word of its own
     return {match[1]: bool(match[2]) for match in pattern.finditer(help_text)}
 
 

@@ -100,7 +100,7 @@ def resolve(argv: Sequence[str], env: Mapping[str, str], gateway: router.Router)
         router_arguments=tuple(theirs),
         token=config.token,
         threads=config.threads,
-        env={key: value for key, value in env.items() if key not in _table_names()},
+        env={key: value for key, value in router.clean(env).items() if key not in _table_names()},
     )
 
 
