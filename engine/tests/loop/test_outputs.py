@@ -79,6 +79,7 @@ SETTINGS: list[dict[str, object]] = [
     {"backend": "native", "page_size": 1, "pages": 1024},
     {"backend": "native", "max_step_tokens": 7, "max_running_requests": 7},
     {"backend": "native", "prefill_chunk": 1},
+    {"backend": "native", "mixed_prefill_tokens": 3},
     {"backend": "native", "pages": 24},
     {"backend": "native", "pages": 20, "max_step_tokens": 9, "max_running_requests": 9},
     {"backend": "none", "pages": 24},

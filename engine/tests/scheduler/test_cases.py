@@ -99,6 +99,44 @@ def test_after_a_retraction_nobody_is_admitted_until_something_ends() -> None:
     assert engine.loop.stats().retractions <= 3, "retraction must not thrash"
 
 
+def test_the_victim_has_generated_least_and_among_equals_came_last() -> None:
+    engine = Engine(pages=14, page_size=4)
+    engine.submit("old", ids(8, 1), max_tokens=30, ignore_eos=True)
+    engine.step(8)
+    engine.submit("young", ids(8, 2), max_tokens=30, ignore_eos=True)
+    engine.submit("youngest", ids(8, 3), max_tokens=30, ignore_eos=True)
+    while engine.loop.stats().retractions == 0:
+        engine.step()
+    sequences = {name: engine.loop._live[name].sequences[0] for name in ("old", "young", "youngest")}
+    assert {name: sequence.retractions for name, sequence in sequences.items()} == {"old": 0, "young": 0, "youngest": 1}
+    engine.finish()
+    for number, name in enumerate(sequences, 1):
+        assert engine.answers[name, 0].token_ids == expected(ids(8, number), 30)
+
+
+def test_decoders_get_a_token_every_step_while_a_long_prompt_is_prefilled() -> None:
+    engine = Engine(pages=400, page_size=4, max_step_tokens=64, max_running_requests=8, mixed_prefill_tokens=12)
+    for number in range(3):
+        engine.submit(f"d{number}", ids(5, number), max_tokens=60, ignore_eos=True)
+    engine.step(2)
+    engine.submit("long", ids(400, 9), max_tokens=1)
+    for turn in range(3, 30):
+        before = engine.executor.computed_tokens
+        engine.step()
+        assert [len(engine.answers[f"d{number}", 0].token_ids) for number in range(3)] == [turn] * 3
+        assert engine.executor.computed_tokens - before == 3 + 12, "prompts take their bound and no more"
+    engine.finish()
+    assert engine.answers["long", 0].token_ids == expected(ids(400, 9), 1)
+
+
+def test_a_prompt_takes_the_whole_step_when_nobody_decodes() -> None:
+    engine = Engine(pages=400, page_size=4, max_step_tokens=64, max_running_requests=8, mixed_prefill_tokens=12)
+    engine.submit("long", ids(130), max_tokens=1)
+    engine.step()
+    assert engine.executor.computed_tokens == 64
+    engine.finish()
+
+
 def test_cache_exact_page_demand() -> None:
     found = case("cache-exact-page-demand")
     given, right = found["given"], found["right"]

@@ -99,6 +99,10 @@ class EngineConfig:
         0, "most prompt tokens of one sequence in one step; 0: as many as the step holds", section="scheduler",
         minimum=0, maximum=1_000_000,
     )  # fmt: skip
+    mixed_prefill_tokens: int | None = option(
+        None, "most prompt tokens of a step in which others decode; 0: no bound (default: 128 on cpu, 0 on cuda)",
+        section="scheduler", minimum=0, maximum=1_000_000,
+    )  # fmt: skip
 
     @property
     def is_loopback(self) -> bool:

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 class SchedulerOptions:
     """Limits and weights of the step loop.
 
-    `max_step_tokens` is the budget of one step, shared by decodes and prefill chunks. `prefill_chunk` bounds
-    what one sequence may take of it; None for all. `aging_passes` and `aging_seconds` bound locality: after
-    that many passes, or that long, a waiting sequence goes before any newcomer, whatever that one would hit.
-    `share_wait_steps` bounds how often a sequence is put off because another computes its next page.
+    `max_step_tokens` is the budget of one step, shared by decodes and prefill chunks. `prefill_chunk` bounds what
+    one sequence may take of it; None for all. `mixed_prefill_tokens` bounds what all prompts together take of a
+    step in which others decode, and so the gap that decoders feel; None for no bound. `aging_passes` and
+    `aging_seconds` bound locality: after that many passes, or that long, a waiting sequence goes before any
+    newcomer, whatever that one would hit. `share_wait_steps` bounds how often a sequence is put off because
+    another computes its next page.
     """
 
     max_running_requests: int = 256
     max_queued_requests: int = 2048
     max_step_tokens: int = 512
     prefill_chunk: int | None = None
+    mixed_prefill_tokens: int | None = None
     context_length: int = 8192
     aging_passes: int = 256
     aging_seconds: float = 2.0
@@ -27,11 +30,14 @@ class SchedulerOptions:
 
     def __post_init__(self) -> None:
         """Refuse limits that contradict each other."""
-        for name in ("max_running_requests", "max_queued_requests", "max_step_tokens", "context_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.prefill_chunk is not None and self.prefill_chunk < 1:
-            raise ValueError(f"prefill_chunk is {self.prefill_chunk}; it must be at least 1")
+        for name in (
+            "max_running_requests", "max_step_tokens", "prefill_chunk", "mixed_prefill_tokens", "context_length",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.max_queued_requests < 0:
+            raise ValueError(f"max_queued_requests is {self.max_queued_requests}; it must be at least 0")
         if self.max_running_requests > self.max_step_tokens:
             raise ValueError(
                 f"max_running_requests {self.max_running_requests} exceeds max_step_tokens {self.max_step_tokens}; "
@@ -39,6 +45,11 @@ class SchedulerOptions:
             )
         if not 1 <= self.aging_passes <= 1000:
             raise ValueError(f"aging_passes is {self.aging_passes}; the bound is 1 to 1000 passes")
+
+    def prefill_budget(self, decodes: int) -> int:
+        """Prompt tokens of a step in which so many sequences decode."""
+        left = self.max_step_tokens - decodes
+        return min(left, self.mixed_prefill_tokens or left) if decodes else left
 
     @property
     def chunk(self) -> int:

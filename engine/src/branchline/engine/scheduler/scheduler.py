@@ -53,7 +53,6 @@ class Scheduler:
         self._prefilling: dict[int, Sequence] = {}
         self._admissions = 0
         self._pass = 0
-        self._hold = False  # after a retraction: admit nobody until something ends
 
     # ---- what is there ----------------------------------------------------------------------
 
@@ -109,7 +108,7 @@ class Scheduler:
         self._pass += 1
         rows: list[Row] = []
         self._add_decodes(rows, now)
-        budget = self.options.max_step_tokens - len(rows)
+        budget = self.options.prefill_budget(len(rows))
         budget = self._add_prefills(rows, budget, now)
         if len(self.waiting) and budget > 0 and self.running < self.options.max_running_requests:
             self._admit(rows, budget, now)
@@ -169,15 +168,11 @@ class Scheduler:
         victim.retractions += 1
         self.counters.retractions += 1
         self.waiting.push_front(victim)
-        self._hold = True
         return True
 
     # ---- admission --------------------------------------------------------------------------
 
     def _admit(self, rows: list[Row], budget: int, now: float) -> None:
-        if self._hold and self.running:
-            return
-        self._hold = False
         self._refresh()
         for sequence in self.waiting.order(self._pass, now):
             if budget <= 0 or self.running >= self.options.max_running_requests:
@@ -191,7 +186,11 @@ class Scheduler:
             budget -= count
 
     def _try(self, sequence: Sequence, budget: int, now: float) -> int | None:
-        """Tokens of the sequence's first chunk; 0 if pages are short, None if it is put off or has ended."""
+        """Tokens of the sequence's first chunk; 0 if pages are short, None if it is put off or has ended.
+
+        After a retraction the page check keeps everybody out until something ends: the victim is first in the
+        queue and needs what it gave back, part of which is taken, and a reserve.
+        """
         known = self._known_scores(sequence)
         limit = scores.match_limit(sequence, len(known))
         if self._is_put_off(sequence, limit):
@@ -323,7 +322,6 @@ class Scheduler:
             return
         self._inflight.drop(sequence)
         self.pages.release(sequence, keep=keep)
-        self._hold = False
 
 
 def _groups(rows: Iterable[Row]) -> list[Group]:
