@@ -58,7 +58,10 @@ pub(crate) struct TextStream {
 #[pymethods]
 impl TextStream {
     #[new]
-    #[pyo3(signature = (vocabulary, stop = Vec::new(), *, skip_special_tokens = true, include_stop = false, min_tokens = 0))]
+    #[pyo3(
+        signature = (vocabulary, stop = Vec::new(), *, skip_special_tokens = true, include_stop = false, min_tokens = 0),
+        text_signature = "(vocabulary, stop=(), *, skip_special_tokens=True, include_stop=False, min_tokens=0)"
+    )]
     fn new(
         vocabulary: &Vocabulary,
         stop: Vec<String>,

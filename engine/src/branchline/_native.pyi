@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-_Ids: TypeAlias = (
-    Sequence[int] | array[int] | npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.int64]
-)
+__all__ = ["PageCache", "TextStream", "Vocabulary", "block_hashes", "namespace", "page_demand", "push_many"]
+
+_Ids: TypeAlias = Sequence[int] | array[int] | npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 _Stored: TypeAlias = tuple[Literal["stored"], int, list[int], list[int]]
 _Event: TypeAlias = _Stored | tuple[Literal["removed"], list[int]] | tuple[Literal["cleared"]]
 
@@ -68,9 +68,7 @@ class PageCache:
     One thread drives it. Every call either happens whole or raises with nothing changed.
     """
 
-    def __new__(
-        cls, num_pages: int, page_size: int, *, eviction: str = "lru", share: bool = True
-    ) -> PageCache:
+    def __new__(cls, num_pages: int, page_size: int, *, eviction: str = "lru", share: bool = True) -> PageCache:
         """A pool of free pages. With share=False nothing is found and insert leaves all pages private."""
 
     def match(self, namespace: bytes, token_ids: _Ids, limit: int) -> tuple[int, list[int]]:
@@ -127,9 +125,7 @@ class PageCache:
     def audit(self) -> None:
         """Check every page, node and counter in O(pages); RuntimeError names the first contradiction."""
 
-def namespace(
-    cache_salt: str | None, extra_key: str | None, adapter: str | None, weight_version: str
-) -> bytes:
+def namespace(cache_salt: str | None, extra_key: str | None, adapter: str | None, weight_version: str) -> bytes:
     """Injective encoding of what besides the tokens decides a cache entry."""
 
 def block_hashes(namespace: bytes, token_ids: _Ids, page_size: int) -> list[int]:
