@@ -160,7 +160,7 @@ def test_nothing_leaks_over_a_thousand_requests_of_which_half_are_aborted_at_ran
     assert all(answer.finish for answer in engine.answers.values())
     loop = engine.loop
     assert not loop._live and not loop._deadlines and loop._places == 0
-    assert not loop._scheduler.has_work and len(loop._scheduler._inflight) == 0
+    assert not loop._scheduler.has_work and len(loop._scheduler._inflight) == 0 == loop._scheduler.waiting.tokens
     counters = engine.counters()
     assert counters["free"] + counters["evictable"] == 80
     loop.flush()

@@ -137,6 +137,19 @@ def test_a_prompt_takes_the_whole_step_when_nobody_decodes() -> None:
     engine.finish()
 
 
+def test_a_small_newcomer_does_not_overtake_a_large_one_that_waits_for_pages() -> None:
+    engine = Engine(pages=12, page_size=4)
+    engine.submit("runs", ids(20, 1), max_tokens=12, ignore_eos=True)
+    engine.step(2)
+    engine.submit("large", ids(36, 2), max_tokens=2, ignore_eos=True)
+    engine.submit("small", [1, 2], max_tokens=2, ignore_eos=True)
+    while not (answer := engine.answers["runs", 0]).finish:
+        assert set(engine.answers) == {("runs", 0)} and not answer.finish
+        engine.step()
+    engine.finish()
+    assert list(engine.answers) == [("runs", 0), ("large", 0), ("small", 0)]
+
+
 def test_cache_exact_page_demand() -> None:
     found = case("cache-exact-page-demand")
     given, right = found["given"], found["right"]
