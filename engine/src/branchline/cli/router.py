@@ -51,9 +51,8 @@ def clean(env: Mapping[str, str]) -> dict[str, str]:
 
 def flags_of(help_text: str) -> dict[str, bool]:
     """Flags of a help page and whether each takes a value."""
-    pattern = re.compile(
-        r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]*)( <)?", re.MULTILINE
-    )  # `[=<BOOL>]` needs no word of its own
+    # `--insecure[=<BOOL>]` takes no word after it, `--port <NUMBER>` does.
+    pattern = re.compile(r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]*)( <)?", re.MULTILINE)
     return {match[1]: bool(match[2]) for match in pattern.finditer(help_text)}
 
 
