@@ -267,7 +267,9 @@ def test_cache_cached_tokens_after_retraction() -> None:
     for number, prompt in enumerate(prompts):
         engine.submit(f"r{number}", prompt, max_tokens=48, ignore_eos=True)
     engine.finish()
-    assert engine.loop.stats().retractions >= 1
+    stats = engine.loop.stats()
+    assert stats.retractions >= 1
+    assert (stats.lookups, stats.prompt_tokens, stats.cached_tokens) == (2, 96, 0), "a resumption is no lookup"
     for number, prompt in enumerate(prompts):
         assert engine.prompts[f"r{number}"] == (48, 0)
         assert engine.answers[f"r{number}", 0].token_ids == expected(prompt, 48)

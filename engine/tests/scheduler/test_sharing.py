@@ -95,6 +95,8 @@ def test_n_sequences_prefill_their_prompt_once() -> None:
     assert engine.prompts["r"] == (41, 0)
     prefill = engine.executor.computed_tokens - 5 * 9
     assert prefill == 41 + 4 * 1, "the children compute the tail page only"
+    stats = engine.loop.stats()
+    assert (stats.lookups, stats.prompt_tokens, stats.cached_tokens) == (1, 41, 0), "a request is counted once"
     tokens = [tuple(engine.answers["r", index].token_ids) for index in range(5)]
     assert len(set(tokens)) > 1
     for index in range(5):
