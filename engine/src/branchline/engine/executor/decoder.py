@@ -26,8 +26,9 @@ class Decoder:
         self._device = weights.embedding.device
         dtype = weights.embedding.dtype
         self._rotary = RotaryTable(spec, self._device, dtype)
-        # Zeroed: memory is touched once here instead of at each page's first use in a step.
-        self.pool = torch.zeros((spec.layers, 2, slots, spec.kv_heads, spec.head_dim), dtype=dtype, device=self._device)
+        # Not cleared: attention reads no slot that was not written, and untouched memory costs nothing.
+        shape = (spec.layers, 2, slots, spec.kv_heads, spec.head_dim)
+        self.pool = torch.empty(shape, dtype=dtype, device=self._device)
         self._layers = [(layer, *self.pool[number]) for number, layer in enumerate(weights.layers)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

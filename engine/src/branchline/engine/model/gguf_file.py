@@ -167,6 +167,11 @@ class GgufFile:
                     field="model",
                 )
 
+    def raw(self, name: str) -> bytes:
+        """The tensor's bytes as they are in the file."""
+        info = self.tensors[name]
+        return self._data[info.offset : info.offset + info.size]
+
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor dequantised to float32, in row-major shape."""
         info = self.tensors[name]

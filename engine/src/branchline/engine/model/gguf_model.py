@@ -9,17 +9,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from branchline.engine.errors import LoadError
 from branchline.engine.model import tokenizer
 from branchline.engine.model.gguf_file import GgufFile
+from branchline.engine.model.source import StoredTensor
 from branchline.engine.model.spec import ModelSpec, TokenizerFiles
 from branchline.registry import RegistryError, models
+
+if TYPE_CHECKING:
+    import torch
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 PERMUTED = {"llama"}  # converters reorder q and k rows of these for interleaved rotary positions
@@ -79,8 +82,16 @@ class GgufTensors:
         """Shape without reading the data."""
         return self._file.tensors[self._names[name]].shape
 
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor's bytes as the file has them."""
+        info = self._file.tensors[self._names[name]]
+        heads = next((heads for part, heads in self._heads.items() if part in name), 0)
+        return StoredTensor(info.type_name, info.shape, self._file.raw(info.name), heads)
+
     def read(self, name: str) -> torch.Tensor:
         """Dequantised to float32, rows in the canonical order."""
+        import torch
+
         rows = self._file.read(self._names[name])
         for part, heads in self._heads.items():
             if part in name:

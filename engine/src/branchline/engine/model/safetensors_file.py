@@ -8,13 +8,17 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from branchline.engine.errors import LoadError
+from branchline.engine.model.source import StoredTensor
+
+if TYPE_CHECKING:
+    import torch
 
 HEADER_LIMIT = 100 << 20  # the format's own limit
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,9 @@ class SafetensorsFile:
         return found
 
     def _check(self, name: str, entry: _Entry, base: int) -> None:
-        if entry.dtype not in _DTYPES:
+        if entry.dtype not in _BYTES:
             return  # refused by name when something asks to read it
-        size = math.prod(entry.shape) * _DTYPES[entry.dtype].itemsize
+        size = math.prod(entry.shape) * _BYTES[entry.dtype]
         if entry.start < base or entry.end - entry.start != size or min(entry.shape, default=0) < 0:
             raise LoadError(
                 f"{self.path} has a damaged safetensors header: {name} of shape {list(entry.shape)} needs {size}"
@@ -77,18 +81,29 @@ class SafetensorsFile:
 
     def read(self, name: str) -> torch.Tensor:
         """A view of the mapped file."""
-        entry = self.entries[name]
-        if entry.dtype not in _DTYPES:
-            raise LoadError(
-                f"tensor {name} in {self.path} has dtype {entry.dtype}, which is not supported; use F32, F16 or BF16",
-                field="model",
-            )
-        dtype = _DTYPES[entry.dtype]
-        if entry.start % dtype.itemsize:
+        import torch
+
+        entry = self._readable(name)
+        dtype = getattr(torch, _TORCH_NAMES[entry.dtype])
+        if entry.start % _BYTES[entry.dtype]:
             aligned = bytearray(self._data[entry.start : entry.end])
             return torch.frombuffer(aligned, dtype=dtype).view(entry.shape)
         count = math.prod(entry.shape)
         return torch.frombuffer(self._data, dtype=dtype, count=count, offset=entry.start).view(entry.shape)
+
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor's bytes as the file has them."""
+        entry = self._readable(name)
+        return StoredTensor(entry.dtype, entry.shape, self._data[entry.start : entry.end])
+
+    def _readable(self, name: str) -> _Entry:
+        entry = self.entries[name]
+        if entry.dtype not in _BYTES:
+            raise LoadError(
+                f"tensor {name} in {self.path} has dtype {entry.dtype}, which is not supported; use F32, F16 or BF16",
+                field="model",
+            )
+        return entry
 
 
 class ShardedTensors:
@@ -116,6 +131,10 @@ class ShardedTensors:
     def read(self, name: str) -> torch.Tensor:
         """A view of the mapped file, in its own dtype."""
         return self._home[name].read(name)
+
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor's bytes as the file has them."""
+        return self._home[name].stored(name)
 
     def commonest(self) -> str:
         """The dtype that most tensors have."""

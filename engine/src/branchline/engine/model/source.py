@@ -9,17 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from branchline.engine.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total); called from the loading thread
 
 
 def no_progress(stage: str, done: int, total: int) -> None:
     """The Progress that says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor's bytes as the file has them, row after row.
+
+    `type_name` is a type of GGUF (F32, F16, BF16, Q8_0 …). `interleaved_heads` is the number of heads whose rows
+    a converter reordered for pairwise rotation; 0 if rows are in the canonical order.
+    """
+
+    type_name: str
+    shape: tuple[int, ...]
+    data: bytes
+    interleaved_heads: int = 0
 
 
 class TensorSource(Protocol):
@@ -36,6 +51,9 @@ class TensorSource(Protocol):
 
         It may be a view of mapped memory: callers copy and never write to it.
         """
+
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor's bytes without any conversion; needs no torch."""
 
 
 @dataclass(frozen=True, slots=True)
