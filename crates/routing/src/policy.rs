@@ -93,9 +93,11 @@ impl Candidate {
         self.queued_tokens.saturating_add(self.running.saturating_mul(RUNNING_TOKENS))
     }
 
-    /// Load and the request's own prompt.
+    /// The request's own prompt and load. Queued prompts count half: computing a prefix twice costs the fleet its
+    /// whole length, waiting for it costs this request some time, so twins in flight stay together.
     fn cost(&self) -> u64 {
-        self.load().saturating_add(self.uncached_tokens)
+        let running = self.running.saturating_mul(RUNNING_TOKENS);
+        self.uncached_tokens.saturating_add(self.queued_tokens / 2).saturating_add(running)
     }
 }
 

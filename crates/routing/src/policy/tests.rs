@@ -1,1 +1,90 @@
+use super::*;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 
+fn candidate(number: u32, uncached_tokens: u64, queued_tokens: u64, running: u64) -> Candidate {
+    Candidate { worker: WorkerId(number), uncached_tokens, queued_tokens, running }
+}
+
+fn counts(policy: &dyn Policy, candidates: &[Candidate], draws: usize) -> Vec<usize> {
+    let mut random = StdRng::seed_from_u64(1);
+    let mut counts = vec![0; candidates.len()];
+    for _ in 0..draws {
+        counts[policy.choose(candidates, &mut random).unwrap()] += 1;
+    }
+    counts
+}
+
+/// What holds for every policy.
+#[test]
+fn every_policy_chooses_a_candidate_if_there_is_one_and_spreads_equals() {
+    for kind in PolicyKind::ALL {
+        let policy = kind.build();
+        assert_eq!(policy.kind(), kind);
+        assert_eq!(policy.choose(&[], &mut StdRng::seed_from_u64(0)), None, "{kind:?}");
+        assert_eq!(policy.choose(&[candidate(0, 9, 9, 9)], &mut StdRng::seed_from_u64(0)), Some(0), "{kind:?}");
+        let equals: Vec<_> = (0..4).map(|number| candidate(number, 100, 0, 0)).collect();
+        for count in counts(&*policy, &equals, 4000) {
+            assert!((850..1150).contains(&count), "{kind:?}: {count} of 4000 on one of four equals");
+        }
+        let huge = [candidate(0, u64::MAX, u64::MAX, u64::MAX), candidate(1, u64::MAX, u64::MAX, u64::MAX)];
+        assert!(policy.choose(&huge, &mut StdRng::seed_from_u64(0)).is_some(), "{kind:?}");
+    }
+}
+
+#[test]
+fn names_parse_back_and_an_unknown_one_lists_them() {
+    for kind in PolicyKind::ALL {
+        assert_eq!(kind.name().parse(), Ok(kind));
+    }
+    let error = "magic".parse::<PolicyKind>().unwrap_err();
+    assert!(error.message.contains("'magic'") && error.message.contains("cache_aware, round_robin"), "{error}");
+}
+
+#[test]
+fn round_robin_takes_turns() {
+    let policy = PolicyKind::RoundRobin.build();
+    let three: Vec<_> = (0..3).map(|number| candidate(number, 0, 0, 0)).collect();
+    let mut random = StdRng::seed_from_u64(0);
+    let turns: Vec<_> = (0..6).filter_map(|_| policy.choose(&three, &mut random)).collect();
+    assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
+}
+
+#[test]
+fn power_of_two_never_takes_the_busiest() {
+    let policy = PolicyKind::PowerOfTwo.build();
+    let counts = counts(&*policy, &[candidate(0, 0, 0, 1), candidate(1, 0, 0, 9), candidate(2, 0, 0, 2)], 1000);
+    assert_eq!(counts[1], 0);
+    assert!(counts[0] > counts[2], "{counts:?}");
+}
+
+#[test]
+fn cache_aware_goes_to_the_prefix_until_load_outweighs_it() {
+    let policy = PolicyKind::CacheAware.build();
+    let choose = |holder_runs| counts(&*policy, &[candidate(0, 2000, 0, 0), candidate(1, 100, 0, holder_runs)], 100);
+    assert_eq!(choose(0), [0, 100]);
+    assert_eq!(choose(10), [0, 100]);
+    assert_eq!(choose(60), [100, 0]);
+    let queued = counts(&*policy, &[candidate(0, 2000, 0, 0), candidate(1, 100, 5000, 1)], 100);
+    assert_eq!(queued, [100, 0]);
+}
+
+#[test]
+fn cache_aware_keeps_a_hot_prefix_balanced_over_time() {
+    // Every request lives for 32 arrivals; one prefix is everywhere, so load alone must decide.
+    let policy = PolicyKind::CacheAware.build();
+    let mut random = StdRng::seed_from_u64(3);
+    let (mut running, mut served, mut live) = ([0_u64; 8], [0_usize; 8], std::collections::VecDeque::new());
+    for _ in 0..8000 {
+        let candidates: Vec<_> = (0..8).map(|number| candidate(number, 100, 0, running[number as usize])).collect();
+        let chosen = policy.choose(&candidates, &mut random).unwrap();
+        running[chosen] += 1;
+        served[chosen] += 1;
+        live.push_back(chosen);
+        if live.len() > 32 {
+            running[live.pop_front().unwrap()] -= 1;
+        }
+    }
+    let most = *served.iter().max().unwrap() as f64;
+    assert!(most / 1000.0 <= 1.06, "{served:?}");
+}

@@ -1,0 +1,188 @@
+//! HTTP workers over real sockets: bytes, connections, health and model lists.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use branchline_core::ErrorCode;
+use branchline_telemetry::Metrics;
+use branchline_testkit::http::{Reply, ScriptedWorker};
+use branchline_testkit::within;
+use branchline_worker::{Fleet, FleetOptions, PolicyKind, RouteQuery, Transport, Worker};
+use bytes::Bytes;
+use http::Request;
+use http_body_util::BodyExt;
+
+fn options() -> FleetOptions {
+    FleetOptions { health_interval: Duration::from_millis(100), health_retry: Duration::from_millis(20), ..Default::default() }
+}
+
+async fn one() -> (ScriptedWorker, Arc<Fleet>, Arc<Worker>) {
+    let scripted = ScriptedWorker::start().await.unwrap();
+    let fleet = Fleet::new(options(), Arc::new(Metrics::default()));
+    let worker = fleet.add(&scripted.url()).unwrap();
+    within("readiness", fleet.wait_until(|_| worker.is_ready())).await;
+    (scripted, fleet, worker)
+}
+
+fn post(path: &str, body: &'static str) -> Request<Bytes> {
+    Request::post(path).header("x-custom", "kept").body(Bytes::from_static(body.as_bytes())).unwrap()
+}
+
+async fn exchange(worker: &Worker, path: &str) -> branchline_core::Result<Bytes> {
+    let response = worker.http().unwrap().send(post(path, "{}")).await?;
+    Ok(response.into_body().collect().await?.to_bytes())
+}
+
+#[tokio::test]
+async fn a_request_and_its_answer_pass_untouched() {
+    let (scripted, _fleet, worker) = one().await;
+    scripted.on("/v1/completions", Reply::events().header("X-Odd", "a  b").chunk("data: a\n\n").chunk("data: [D").chunk("ONE]\n\n"));
+    let response = worker.http().unwrap().send(post("/v1/completions?x=1", r#"{"a": 1}"#)).await.unwrap();
+    assert_eq!((response.status().as_u16(), response.headers()["x-odd"].as_bytes()), (200, &b"a  b"[..]));
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, "data: a\n\ndata: [DONE]\n\n");
+    let seen = &scripted.requests("/v1/completions")[0];
+    assert_eq!((seen.target.as_str(), &seen.body[..]), ("/v1/completions?x=1", &br#"{"a": 1}"#[..]));
+    assert_eq!((seen.header("x-custom"), seen.header("host")), (Some("kept"), scripted.url().strip_prefix("http://")));
+}
+
+#[tokio::test]
+async fn an_ended_answer_gives_its_connection_back() {
+    let (scripted, _fleet, worker) = one().await;
+    scripted.on("/a", Reply::new(200).chunk("x"));
+    exchange(&worker, "/a").await.unwrap();
+    let before = scripted.connections();
+    for _ in 0..20 {
+        exchange(&worker, "/a").await.unwrap();
+    }
+    assert!(scripted.connections() <= before + 1, "{} connections after {before}", scripted.connections());
+}
+
+#[tokio::test]
+async fn a_connection_that_was_closed_while_idle_is_replaced_once() {
+    let (scripted, fleet, worker) = one().await;
+    scripted.on("/a", Reply::new(200).chunk("x"));
+    exchange(&worker, "/a").await.unwrap();
+    scripted.restart().await.unwrap();
+    assert_eq!(exchange(&worker, "/a").await.unwrap(), "x");
+    assert!(fleet.worker(worker.id).is_some());
+}
+
+#[tokio::test]
+async fn dropping_the_answer_closes_the_connection_to_the_worker() {
+    let (scripted, _fleet, worker) = one().await;
+    scripted.on("/held", Reply::events().chunk("data: 1\n\n").hold());
+    let mut response = worker.http().unwrap().send(post("/held", "{}")).await.unwrap();
+    response.frame().await.unwrap().unwrap();
+    drop(response);
+    within("the worker sees it", scripted.wait_for_aborts(1)).await;
+    scripted.on("/silent", Reply::new(200).silent());
+    let waiting = tokio::spawn({
+        let worker = worker.clone();
+        async move { exchange(&worker, "/silent").await }
+    });
+    within("the request", scripted.wait_for_requests("/silent", 1)).await;
+    waiting.abort();
+    within("the worker sees this too", scripted.wait_for_aborts(2)).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_an_error_not_an_end() {
+    let (scripted, _fleet, worker) = one().await;
+    for (path, reply) in [("/reset", Reply::events().chunk("a").reset()), ("/cut", Reply::events().chunk("a").cut())] {
+        scripted.on(path, reply);
+        let mut body = worker.http().unwrap().send(post(path, "{}")).await.unwrap().into_body();
+        let first = body.frame().await.unwrap();
+        if let Ok(frame) = first {
+            assert_eq!(frame.into_data().unwrap(), "a");
+            assert_eq!(body.frame().await.unwrap().unwrap_err().code, ErrorCode::UpstreamFailed, "{path}");
+        }
+    }
+    scripted.on("/never", Reply::new(200).never());
+    assert_eq!(exchange(&worker, "/never").await.unwrap_err().code, ErrorCode::UpstreamFailed);
+    assert!(worker.is_ready(), "a broken answer alone does not take a worker out");
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_holds_the_worker_back() {
+    let (scripted, _fleet, worker) = one().await;
+    scripted.on("/flood", Reply::events().repeat(vec![b'x'; 64 << 10], 3200));
+    let response = worker.http().unwrap().send(post("/flood", "{}")).await.unwrap();
+    let mut last = u64::MAX;
+    within("the flood stands still", async {
+        while scripted.bytes_sent() != last {
+            last = scripted.bytes_sent();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    assert!(last < 32 << 20, "{last} bytes taken without a reader");
+    drop(response);
+    within("the worker sees it", scripted.wait_for_aborts(1)).await;
+}
+
+#[tokio::test]
+async fn a_dead_worker_is_out_at_the_first_refusal_and_back_by_itself() {
+    let (scripted, fleet, worker) = one().await;
+    scripted.stop();
+    within("connections close", scripted.wait_for_connections(0)).await;
+    let started = Instant::now();
+    let error = exchange(&worker, "/a").await.unwrap_err();
+    assert_eq!(error.code, ErrorCode::Unavailable, "{error}");
+    assert!(!worker.is_ready() && started.elapsed() < Duration::from_secs(1));
+    assert_eq!(fleet.choose(None, &RouteQuery::default()).unwrap_err().code, ErrorCode::Unavailable);
+    scripted.restart().await.unwrap();
+    within("readiness", fleet.wait_until(|_| worker.is_ready())).await;
+}
+
+#[tokio::test]
+async fn an_unhealthy_answer_takes_the_worker_out_and_a_missing_health_path_does_not() {
+    let (scripted, fleet, worker) = one().await;
+    scripted.on("/health", Reply::new(503).body("loading"));
+    within("unready", fleet.wait_until(|_| !worker.is_ready())).await;
+    assert!(worker.info().reason.contains("503"), "{}", worker.info().reason);
+    scripted.on("/health", Reply::new(404).body("no such path"));
+    within("readiness", fleet.wait_until(|_| worker.is_ready())).await;
+}
+
+#[tokio::test]
+async fn listed_models_are_refreshed_and_a_worker_without_a_list_takes_any_name() {
+    let (scripted, fleet, worker) = one().await;
+    assert_eq!(fleet.transport(Some("whatever")), Ok(Transport::Http));
+    assert!(fleet.choose(Some("whatever"), &RouteQuery::default()).is_ok());
+    scripted.serve_models(&["qwen"]);
+    within("the list", fleet.wait_until(|_| worker.served() == Some(vec!["qwen".into()]))).await;
+    let error = fleet.choose(Some("whatever"), &RouteQuery::default()).unwrap_err();
+    assert_eq!(error.code, ErrorCode::NotFound);
+    assert!(error.message.contains("qwen"), "{error}");
+    assert!(fleet.choose(Some("qwen"), &RouteQuery::default()).is_ok());
+}
+
+#[tokio::test]
+async fn prompts_return_to_the_worker_that_saw_them_and_new_ones_spread() {
+    let mut workers = Vec::new();
+    let fleet = Fleet::new(FleetOptions { policy: PolicyKind::CacheAware, seed: Some(5), ..options() }, Arc::new(Metrics::default()));
+    for _ in 0..4 {
+        let scripted = ScriptedWorker::start().await.unwrap();
+        fleet.add(&scripted.url()).unwrap();
+        workers.push(scripted);
+    }
+    within("readiness", fleet.wait_until(|fleet| fleet.workers().iter().all(|worker| worker.is_ready()))).await;
+    let mut counts = [0; 4];
+    for prompt in 0..200 {
+        let text = format!("{prompt:04} ").repeat(400);
+        let query = RouteQuery { text: text.as_bytes(), ..Default::default() };
+        let first = fleet.choose(None, &query).unwrap();
+        assert_eq!(first.predicted_cached_tokens, 0);
+        counts[first.worker.id.0 as usize] += 1;
+        let id = first.worker.id;
+        drop(first);
+        let again = fleet.choose(None, &query).unwrap();
+        assert_eq!(again.worker.id, id);
+        assert!(again.predicted_cached_tokens > 400);
+        drop(again);
+        let other = fleet.choose(None, &RouteQuery { exclude: &[id], ..query }).unwrap();
+        assert_ne!(other.worker.id, id);
+    }
+    assert!(counts.iter().all(|count| *count > 25), "{counts:?}");
+}
