@@ -1,7 +1,7 @@
 """The Python side of the contract's golden messages: golden/NAME.txtpb must serialise to golden/NAME.bin.
 
 The Rust side (crates/worker) reads the same files, so both languages are held to the same bytes. The first line
-of a text file names its message: `# proto-message: GenerateRequest`.
+of a text file names its message: `# branchline.engine.v1.GenerateRequest`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def parse(name: str) -> Message:
     """The message of a text file."""
     text = (GOLDEN / f"{name}.txtpb").read_text("utf-8")
     head = text.splitlines()[0]
-    assert head.startswith("# proto-message: "), f"{name}.txtpb must name its message in its first line"
-    kind = head.removeprefix("# proto-message: ").strip().rpartition(".")[2]
+    package = f"# {pb.DESCRIPTOR.package}."
+    assert head.startswith(package), f"{name}.txtpb must name its message in its first line"
+    kind = head.removeprefix(package).strip()
     return text_format.Parse(text, getattr(pb, kind)())
 
 
