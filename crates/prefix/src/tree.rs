@@ -164,13 +164,16 @@ impl Tree {
     fn split(&mut self, lower: u32, keep: usize) -> u32 {
         let size = self.page_size;
         let node = &mut self.nodes[lower as usize];
+        // Most splits are at a prompt's last page: only the tail is copied.
+        let (tokens, pages, hashes) =
+            (node.tokens.split_off(keep * size), node.pages.split_off(keep), node.hashes.split_off(keep));
         let upper_node = Node {
             parent: node.parent,
             children: 1,
             locks: node.locks,
-            tokens: node.tokens.drain(..keep * size).collect(),
-            pages: node.pages.drain(..keep).collect(),
-            hashes: node.hashes.drain(..keep).collect(),
+            tokens: std::mem::replace(&mut node.tokens, tokens),
+            pages: std::mem::replace(&mut node.pages, pages),
+            hashes: std::mem::replace(&mut node.hashes, hashes),
             ..Node::default()
         };
         let (listed, first_hash, lower_hash) = (node.is_listed(), upper_node.hashes[0], node.hashes[0]);
