@@ -10,7 +10,7 @@ use super::table::TABLE;
 use super::value::Shape;
 
 /// What a command line asks for.
-pub enum Invocation {
+pub(super) enum Invocation {
     /// Serve with the flags now in the layers.
     Serve {
         /// The file to read below environment and flags.
@@ -28,7 +28,7 @@ pub enum Invocation {
 }
 
 /// Reads a command line without the program's name; flag values go into `layers`.
-pub fn read_flags(arguments: &[String], layers: &mut Layers) -> Invocation {
+pub(super) fn read_flags(arguments: &[String], layers: &mut Layers) -> Invocation {
     let known = drop_unknown(arguments, layers);
     let line = std::iter::once("branchline-router".to_owned()).chain(known).map(OsString::from);
     let matches = match command().try_get_matches_from(line) {
@@ -75,7 +75,7 @@ fn drop_unknown(arguments: &[String], layers: &mut Layers) -> Vec<String> {
 }
 
 /// The command that `--help` describes.
-pub fn command() -> Command {
+pub(super) fn command() -> Command {
     let own = [
         Arg::new("config").long("config").value_name("FILE").help("TOML file of options; environment and flags win over it"),
         Arg::new("print-reference")

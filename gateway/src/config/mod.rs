@@ -14,7 +14,6 @@ mod value;
 
 use std::path::Path;
 
-pub use flags::Invocation;
 pub use layers::{Fault, Layers};
 pub use policy::policy_names;
 pub use reference::{PAGES, render};
@@ -41,12 +40,12 @@ pub enum Outcome {
 pub fn resolve(arguments: &[String], environment: impl Iterator<Item = (String, String)>) -> Outcome {
     let mut flag_layer = Layers::default();
     let config = match flags::read_flags(arguments, &mut flag_layer) {
-        Invocation::Print { text, code } => return Outcome::Exit { text, code },
-        Invocation::Reference(page) => {
+        flags::Invocation::Print { text, code } => return Outcome::Exit { text, code },
+        flags::Invocation::Reference(page) => {
             let text = render(&page).unwrap_or_default();
             return Outcome::Exit { text, code: 0 };
         }
-        Invocation::Serve { config } => config,
+        flags::Invocation::Serve { config } => config,
     };
     match stack(flag_layer, config.as_deref(), environment) {
         Ok(options) => Outcome::Serve(options),

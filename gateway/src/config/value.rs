@@ -10,7 +10,7 @@ use std::time::Duration;
 use branchline_telemetry::LogLevel;
 
 /// What the value of an option looks like; drives flags, the reference page and the Python stub.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum Shape {
     /// One text.
     Text,

@@ -120,6 +120,9 @@ impl Tally {
 
     fn attach(mut self, response: Response<Body>) -> Response<Counted> {
         self.status = Some(response.status());
+        if let Some(code) = response.extensions().get::<ErrorCode>() {
+            self.metrics.errors.with([code.name()]).inc();
+        }
         if response.status().is_success() && self.route.access == Access::Client {
             let kind = response.headers().get(header::CONTENT_TYPE);
             let stream = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));

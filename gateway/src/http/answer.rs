@@ -28,6 +28,8 @@ pub fn refuse(error: &Error) -> Response {
     let mut response = Response::new(Body::from(ErrorBody::from(error).to_json()));
     *response.status_mut() =
         StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    // For the gate, which counts errors by code.
+    response.extensions_mut().insert(error.code);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(after) = error.retry_after {

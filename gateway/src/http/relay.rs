@@ -34,7 +34,7 @@ pub(crate) use headers::worker_credential;
 /// Answers the request from an HTTP worker if it is for one, `None` if it is for an engine.
 ///
 /// A request whose model nobody serves is not answered here either: the caller refuses it in its own words.
-pub async fn try_relay(app: &Arc<App>, head: &Parts, body: &Bytes) -> Option<Response> {
+pub(crate) async fn try_relay(app: &Arc<App>, head: &Parts, body: &Bytes) -> Option<Response> {
     let found = peek(body);
     match app.fleet.transport(found.model.as_deref()) {
         Ok(Transport::Http) => Some(Attempts::new(app, head, body, found).run().await),
@@ -43,7 +43,7 @@ pub async fn try_relay(app: &Arc<App>, head: &Parts, body: &Bytes) -> Option<Res
 }
 
 /// Any route that is not ours: relayed if an HTTP worker may know it.
-pub async fn fallback(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
+pub(crate) async fn fallback(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     let known = request.method() == Method::POST
         && app.fleet.workers().iter().any(|worker| worker.transport() == Transport::Http);
     if !known {
