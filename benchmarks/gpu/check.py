@@ -1,7 +1,7 @@
 """The GPU check: oracle comparisons and a decode loop with random weights; see check.sh.
 
-Compares the executor on `cuda` with the CPU in float32 under reference attention, then times decode at several batch sizes
-with random weights of an 8B-like shape, or a smaller one if memory is short. Prints a table, writes JSON,
+Compares the executor on `cuda` with the CPU in float32 under reference attention, then times decode at several batch
+sizes with random weights of an 8B-like shape, or a smaller one if memory is short. Prints a table, writes JSON,
 names everything that is absent. Exit 0 if all that could run passed, 1 if a comparison failed.
 """
 
