@@ -13,6 +13,11 @@ use crate::lifecycle::{Server, StopSignals, runtime};
 
 /// Runs a command line given without the program's name.
 pub fn run(arguments: &[String]) -> ExitCode {
+    ExitCode::from(run_code(arguments))
+}
+
+/// As [`run`], with the code as a number for callers that are no Rust `main`.
+pub fn run_code(arguments: &[String]) -> u8 {
     // Values that are not UTF-8 can't be options of ours.
     let environment =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
@@ -25,12 +30,12 @@ pub fn run(arguments: &[String]) -> ExitCode {
             };
             // A closed pipe (`--help | head`) is the reader's choice.
             drop(written);
-            ExitCode::from(code)
+            code
         }
     }
 }
 
-fn serve(options: Options) -> ExitCode {
+fn serve(options: Options) -> u8 {
     let format = if options.log_json { LogFormat::Json } else { LogFormat::Text };
     if let Err(error) = init_logging(options.log_level, format) {
         return fail(&error);
@@ -54,11 +59,11 @@ fn serve(options: Options) -> ExitCode {
             drop(stopped.await);
         }));
         tokio::select! {
-            () = running.as_mut() => return ExitCode::SUCCESS,
+            () = running.as_mut() => return 0,
             () = signals.next() => drop(stop),
         }
         tokio::select! {
-            () = running => ExitCode::SUCCESS,
+            () = running => 0,
             () = signals.next() => fail(&"second signal, leaving at once"),
         }
     });
@@ -67,7 +72,7 @@ fn serve(options: Options) -> ExitCode {
     code
 }
 
-fn fail(error: &dyn std::fmt::Display) -> ExitCode {
+fn fail(error: &dyn std::fmt::Display) -> u8 {
     drop(writeln!(std::io::stderr(), "error: {error}"));
-    ExitCode::FAILURE
+    1
 }

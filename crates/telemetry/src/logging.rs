@@ -2,6 +2,8 @@
 //!
 //! Set up once a process; a second call (a second router in one Python process) keeps the first.
 
+use std::io::IsTerminal as _;
+
 use branchline_core::{Error, Result};
 use tracing_subscriber::EnvFilter;
 
@@ -56,7 +58,8 @@ pub fn init_logging(level: LogLevel, format: LogFormat) -> Result<bool> {
         .map_err(|error| Error::internal(format!("log filter '{}' is not usable: {error}", level.name())))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let outcome = match format {
-        LogFormat::Text => builder.with_target(false).try_init(),
+        // Colour codes belong on a terminal, not in a file.
+        LogFormat::Text => builder.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init(),
         LogFormat::Json => builder.json().try_init(),
     };
     Ok(outcome.is_ok())
