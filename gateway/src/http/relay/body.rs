@@ -146,7 +146,7 @@ impl Upstream {
 impl Drop for Upstream {
     fn drop(&mut self) {
         // Neither ended nor broken: the client left.
-        if self.inner.is_some() {
+        if self.inner.as_ref().is_some_and(|inner| !inner.is_end_stream()) {
             self.app.metrics.aborts.with(["client"]).inc();
         }
     }
