@@ -120,7 +120,8 @@ class EngineConfig:
             found.append("tls-client-ca needs tls-cert and tls-key")
         if not self.is_loopback and not self.token and not self.tls_client_ca:
             found.append(
-                f"host {self.host!r} is not loopback: give --token (or BRANCHLINE_TOKEN), or tls-cert, tls-key and tls-client-ca"
+                f"host {self.host!r} is not loopback: give --token (or BRANCHLINE_TOKEN), or tls-cert, tls-key and "
+                "tls-client-ca"
             )
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             found.append(f"max-total-tokens {self.max_total_tokens} is below page-size {self.page_size}: raise it")
