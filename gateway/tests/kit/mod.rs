@@ -1,5 +1,5 @@
 //! A gateway on a free port and a client that reads raw answers, for the tests of this folder.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
 use std::net::SocketAddr;
 use std::sync::Arc;
