@@ -18,7 +18,7 @@ mod _native {
     #[pymodule_export]
     use crate::cache::{PageCache, block_hashes, namespace, page_demand};
     #[pymodule_export]
-    use crate::executor::{CpuModel, PenaltyState};
+    use crate::executor::{CpuModel, PenaltyState, sample_rows};
     #[pymodule_export]
     use crate::text::{TextStream, Vocabulary, push_many};
 }

@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::kernels::{Isa, Rows};
+use crate::kernels::{Isa, Kernels, Rows, Threads};
 use crate::model::{Batch, Builder, Format, Model, Options, Scaling, Spec, Stored, WeightType};
 use sample::{Outcome, Plan};
 
@@ -164,7 +164,8 @@ impl CpuModel {
     ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let plans: Vec<Plan> = plans.iter().map(plan::from_python).collect::<PyResult<_>>()?;
         let model = self.ready()?;
-        let outcomes = guarded(py, || answer(model, &plans))?;
+        let (logits, kernels, threads) = model.split();
+        let outcomes = guarded(py, || answer(&logits, kernels, Some(threads), &plans))?;
         outcomes.into_iter().map(|outcome| plan::to_python(py, outcome)).collect()
     }
 
@@ -185,20 +186,19 @@ impl CpuModel {
     }
 }
 
-/// Sample all plans, shared among the model's threads.
-fn answer(model: &mut Model, plans: &[Plan]) -> Result<Vec<Outcome>, String> {
-    let (logits, kernels, threads) = model.split();
+/// Answer all plans, shared among `threads` if there are any.
+fn answer(logits: &[&[f32]], kernels: Kernels, threads: Option<&mut Threads>, plans: &[Plan]) -> Result<Vec<Outcome>, String> {
     if let Some(plan) = plans.iter().find(|plan| plan.row >= logits.len()) {
         return Err(format!("plan names row {} of {} logits rows", plan.row, logits.len()));
     }
     let rows = Rows::new(kernels);
-    if plans.len() == 1 {
-        return Ok(vec![sample::answer(rows, logits[plans[0].row], &plans[0])]);
-    }
+    let one = |plan: &Plan| sample::answer(rows, logits[plan.row], plan);
+    let Some(threads) = threads.filter(|_| plans.len() > 1) else {
+        return Ok(plans.iter().map(one).collect());
+    };
     let outcomes: Vec<_> = plans.iter().map(|_| std::sync::OnceLock::new()).collect();
     threads.run(plans.len(), &|index, _| {
-        let plan = &plans[index];
-        let _ = outcomes[index].set(sample::answer(rows, logits[plan.row], plan));
+        let _ = outcomes[index].set(one(&plans[index]));
     });
     Ok(outcomes.into_iter().map(|cell| cell.into_inner().unwrap_or_default()).collect())
 }
@@ -255,4 +255,20 @@ fn scaling_of(spec: &Bound<'_, PyDict>) -> PyResult<Scaling> {
         },
         _ => return Err(refused(format!("rope_scaling kind {kind:?} is not implemented"))),
     })
+}
+
+/// Answer `RowPlan`s about rows given as a buffer of f32, `vocab` values each, as `CpuModel.sample` does.
+#[pyfunction]
+pub(crate) fn sample_rows<'py>(
+    py: Python<'py>,
+    logits: PyBuffer<f32>,
+    vocab: usize,
+    plans: Vec<Bound<'py, PyAny>>,
+) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+    let plans: Vec<Plan> = plans.iter().map(plan::from_python).collect::<PyResult<_>>()?;
+    let logits = logits.to_vec(py)?;
+    let kernels = Kernels::of(Isa::best()).ok_or_else(|| refused("no kernels for this cpu".to_owned()))?;
+    let rows: Vec<&[f32]> = if vocab == 0 { Vec::new() } else { logits.chunks_exact(vocab).collect() };
+    let outcomes = guarded(py, || answer(&rows, kernels, None, &plans))?;
+    outcomes.into_iter().map(|outcome| plan::to_python(py, outcome)).collect()
 }

@@ -109,8 +109,13 @@ pub(crate) unsafe fn attend<S: Simd>(job: &Attend<'_>, scratch: &mut Scratch) {
 unsafe fn tile<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratch) {
     let dim = job.pool.head_dim;
     for m in 0..M {
-        for d in 0..dim {
-            scratch.q[m * PITCH + d] = *job.queries[m].data.add(d) * job.scale;
+        let data = job.queries[m].data;
+        for d in (0..dim / 16 * 16).step_by(16) {
+            let to = scratch.q.as_mut_ptr().add(m * PITCH + d);
+            S::store(to, S::mul(S::load(data.add(d)), S::splat(job.scale)));
+        }
+        for d in dim / 16 * 16..dim {
+            scratch.q[m * PITCH + d] = *data.add(d) * job.scale;
         }
     }
     let mut first = usize::MAX;
@@ -120,7 +125,7 @@ unsafe fn tile<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratch)
         last = last.max(query.position + 1);
     }
     let mut tops = [f32::NEG_INFINITY; M];
-    let mut sums = [0.0f32; M];
+    let mut totals = [0.0f32; M];
     for split in first / SPLIT..last.div_ceil(SPLIT) {
         let start = split * SPLIT;
         let end = last.min(start + SPLIT);
@@ -129,19 +134,22 @@ unsafe fn tile<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratch)
         for m in 0..M {
             let visible = visible(job, m, start, end);
             if visible.0 < visible.1 {
-                factors[m] = weigh::<S>(scratch, m, end - start, visible, &mut tops[m], &mut sums[m]);
+                factors[m] = weigh::<S>(scratch, m, end - start, visible, &mut tops[m], &mut totals[m]);
             } else {
                 // Nothing of this split is visible: what was accumulated so far stays as it is.
                 scratch.scores[m * PITCH..][..end - start].fill(0.0);
-                factors[m] = (if sums[m] == 0.0 { 0.0 } else { 1.0 }, 0.0);
+                factors[m] = (if totals[m] == 0.0 { 0.0 } else { 1.0 }, 0.0);
             }
         }
         values::<S, M>(job, scratch, start, end, &factors);
     }
     for m in 0..M {
-        let inverse = 1.0 / sums[m];
-        for d in 0..dim {
-            *job.queries[m].out.add(d) = scratch.acc[m * WIDEST + d] * inverse;
+        let (inverse, out) = (1.0 / totals[m], job.queries[m].out);
+        for d in (0..dim / 16 * 16).step_by(16) {
+            S::store(out.add(d), S::mul(S::load(scratch.acc.as_ptr().add(m * WIDEST + d)), S::splat(inverse)));
+        }
+        for d in dim / 16 * 16..dim {
+            *out.add(d) = scratch.acc[m * WIDEST + d] * inverse;
         }
     }
 }
@@ -158,38 +166,87 @@ fn visible(job: &Attend<'_>, m: usize, start: usize, end: usize) -> (usize, usiz
 #[inline(always)]
 unsafe fn scores<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratch, start: usize, end: usize) {
     let pool = &job.pool;
-    let (size, dim) = (pool.page_size, pool.head_dim);
+    let size = pool.page_size;
+    let wide = wide::<S, M>();
     let mut token = start;
     while token < end {
-        let mut acc = [S::splat(0.0); M];
-        let (keys, pitch, half): (*const u8, usize, bool) = if size % 16 == 0 {
-            let at = pool.key(job.pages[token / size] as usize, job.head) + token % size;
-            (pool.keys.add(at << (2 - usize::from(pool.half))), size, pool.half)
-        } else {
+        if size % 16 != 0 {
             gather(job, scratch, token, end);
-            (scratch.tile.as_ptr().cast(), 16, false)
-        };
-        let q = scratch.q.as_ptr();
-        if half {
-            for d in 0..dim {
-                let key = S::load_f16(keys.cast::<u16>().add(d * pitch));
-                for m in 0..M {
-                    acc[m] = S::fma(key, S::splat(*q.add(m * PITCH + d)), acc[m]);
-                }
-            }
-        } else {
-            for d in 0..dim {
-                let key = S::load(keys.cast::<f32>().add(d * pitch));
-                for m in 0..M {
-                    acc[m] = S::fma(key, S::splat(*q.add(m * PITCH + d)), acc[m]);
-                }
-            }
+            let keys = [scratch.tile.as_ptr().cast(); 4];
+            products::<S, M, 1, false>(scratch, keys, 16, pool.head_dim, token - start);
+            token += 16;
+            continue;
+        }
+        let mut keys = [pool.keys.cast_const(); 4];
+        let vectors = (end - token).div_ceil(16);
+        for (i, key) in keys.iter_mut().enumerate().take(vectors) {
+            let at = token + i * 16;
+            let element = pool.key(job.pages[at / size] as usize, job.head) + at % size;
+            *key = pool.keys.add(element << (2 - usize::from(pool.half)));
+        }
+        // The number of vectors taken together changes registers, not the order inside a score.
+        let taken = if vectors >= wide { wide } else { 1 };
+        match (taken, pool.half) {
+            (4, true) => products::<S, M, 4, true>(scratch, keys, size, pool.head_dim, token - start),
+            (4, false) => products::<S, M, 4, false>(scratch, keys, size, pool.head_dim, token - start),
+            (2, true) => products::<S, M, 2, true>(scratch, keys, size, pool.head_dim, token - start),
+            (2, false) => products::<S, M, 2, false>(scratch, keys, size, pool.head_dim, token - start),
+            (_, true) => products::<S, M, 1, true>(scratch, keys, size, pool.head_dim, token - start),
+            (_, false) => products::<S, M, 1, false>(scratch, keys, size, pool.head_dim, token - start),
+        }
+        token += taken * 16;
+    }
+}
+
+/// Vectors that `M` queries work on together, so that registers are used and loads shared.
+#[inline(always)]
+const fn wide<S: Simd, const M: usize>() -> usize {
+    if S::TILE < 12 {
+        1
+    } else if M <= 4 {
+        4
+    } else {
+        2
+    }
+}
+
+/// Scores with `W` vectors of 16 tokens; stored from token `at` of the split on.
+#[inline(always)]
+unsafe fn products<S: Simd, const M: usize, const W: usize, const HALF: bool>(
+    scratch: &mut Scratch,
+    keys: [*const u8; 4],
+    pitch: usize,
+    dim: usize,
+    at: usize,
+) {
+    if W > wide::<S, M>() {
+        return;
+    }
+    let q = scratch.q.as_ptr();
+    let mut acc = [[S::splat(0.0); M]; W];
+    for d in 0..dim {
+        let mut key = [S::splat(0.0); W];
+        for w in 0..W {
+            key[w] = load::<S, HALF>(keys[w], d * pitch);
         }
         for m in 0..M {
-            S::store(scratch.scores.as_mut_ptr().add(m * PITCH + token - start), acc[m]);
+            let factor = S::splat(*q.add(m * PITCH + d));
+            for w in 0..W {
+                acc[w][m] = S::fma(key[w], factor, acc[w][m]);
+            }
         }
-        token += 16;
     }
+    for w in 0..W {
+        for m in 0..M {
+            S::store(scratch.scores.as_mut_ptr().add(m * PITCH + at + w * 16), acc[w][m]);
+        }
+    }
+}
+
+/// 16 elements, `element` elements behind `base`.
+#[inline(always)]
+unsafe fn load<S: Simd, const HALF: bool>(base: *const u8, element: usize) -> S::F {
+    if HALF { S::load_f16(base.cast::<u16>().add(element)) } else { S::load(base.cast::<f32>().add(element)) }
 }
 
 /// Keys of 16 tokens as [head_dim][16], for pages that a vector would straddle.
@@ -272,34 +329,65 @@ unsafe fn values<S: Simd, const M: usize>(
 ) {
     let pool = &job.pool;
     let size = pool.page_size;
-    for token in start..end {
-        scratch.rows[token - start] = pool.value(job.pages[token / size] as usize, job.head, token % size);
+    let mut token = start;
+    while token < end {
+        let first = pool.value(job.pages[token / size] as usize, job.head, token % size);
+        let run = (size - token % size).min(end - token);
+        for i in 0..run {
+            scratch.rows[token - start + i] = first + i * pool.value_pitch;
+        }
+        token += run;
+    }
+    let mut d = 0;
+    while d < pool.value_pitch {
+        let left = (pool.value_pitch - d) / 16;
+        let taken = if left >= wide::<S, M>() { wide::<S, M>() } else { 1 };
+        match (taken, pool.half) {
+            (4, true) => sums::<S, M, 4, true>(pool, scratch, d, end - start, factors),
+            (4, false) => sums::<S, M, 4, false>(pool, scratch, d, end - start, factors),
+            (2, true) => sums::<S, M, 2, true>(pool, scratch, d, end - start, factors),
+            (2, false) => sums::<S, M, 2, false>(pool, scratch, d, end - start, factors),
+            (_, true) => sums::<S, M, 1, true>(pool, scratch, d, end - start, factors),
+            (_, false) => sums::<S, M, 1, false>(pool, scratch, d, end - start, factors),
+        }
+        d += taken * 16;
+    }
+}
+
+/// Weighted sums of `count` tokens for `W` vectors of a value, from element `d` on.
+#[inline(always)]
+unsafe fn sums<S: Simd, const M: usize, const W: usize, const HALF: bool>(
+    pool: &Pool,
+    scratch: &mut Scratch,
+    d: usize,
+    count: usize,
+    factors: &[(f32, f32); M],
+) {
+    if W > wide::<S, M>() {
+        return;
     }
     let weights = scratch.scores.as_ptr();
-    for d in (0..pool.value_pitch).step_by(16) {
-        let mut acc = [S::splat(0.0); M];
-        if pool.half {
-            for t in 0..end - start {
-                let value = S::load_f16(pool.values.cast::<u16>().add(scratch.rows[t] + d));
-                for m in 0..M {
-                    acc[m] = S::fma(value, S::splat(*weights.add(m * PITCH + t)), acc[m]);
-                }
-            }
-        } else {
-            for t in 0..end - start {
-                let value = S::load(pool.values.cast::<f32>().add(scratch.rows[t] + d));
-                for m in 0..M {
-                    acc[m] = S::fma(value, S::splat(*weights.add(m * PITCH + t)), acc[m]);
-                }
-            }
+    let mut acc = [[S::splat(0.0); M]; W];
+    for t in 0..count {
+        let mut value = [S::splat(0.0); W];
+        for w in 0..W {
+            value[w] = load::<S, HALF>(pool.values, scratch.rows[t] + d + w * 16);
         }
         for m in 0..M {
-            let to = scratch.acc.as_mut_ptr().add(m * WIDEST + d);
+            let factor = S::splat(*weights.add(m * PITCH + t));
+            for w in 0..W {
+                acc[w][m] = S::fma(value[w], factor, acc[w][m]);
+            }
+        }
+    }
+    for w in 0..W {
+        for m in 0..M {
             let (old, new) = factors[m];
             if (old, new) == (1.0, 0.0) {
                 continue;
             }
-            let fresh = S::mul(acc[m], S::splat(new));
+            let to = scratch.acc.as_mut_ptr().add(m * WIDEST + d + w * 16);
+            let fresh = S::mul(acc[w][m], S::splat(new));
             let sum = if old == 0.0 { fresh } else { S::fma(S::load(to), S::splat(old), fresh) };
             S::store(to, sum);
         }
