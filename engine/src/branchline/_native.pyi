@@ -6,12 +6,15 @@ lists, tuples and buffers are the fast ones. A wrong value raises ValueError, a 
 
 from array import array
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PageCache", "TextStream", "Vocabulary", "block_hashes", "namespace", "page_demand", "push_many"]
+__all__ = [
+    "CpuModel", "PageCache", "PenaltyState", "TextStream", "Vocabulary", "block_hashes", "namespace", "page_demand",
+    "push_many", "sample_rows",
+]  # fmt: skip
 
 _Ids: TypeAlias = Sequence[int] | array[int] | npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 _Stored: TypeAlias = tuple[Literal["stored"], int, list[int], list[int]]
@@ -136,3 +139,72 @@ def page_demand(prefix: int, length: int, page_size: int) -> int:
 
 def push_many(streams: Sequence[TextStream], token_ids: _Ids) -> list[tuple[str, int, str | None]]:
     """Push one token to each stream."""
+
+_Outcome: TypeAlias = tuple[
+    int, float | None, list[tuple[int, float]] | None, list[tuple[int, float]] | None, str | None
+]
+
+@final
+class CpuModel:
+    """A model on the CPU: add every tensor, then `finish`, then run steps. One thread calls it."""
+
+    isa: str
+    threads: int
+
+    def __new__(
+        cls,
+        spec: dict[str, Any],
+        *,
+        num_pages: int,
+        page_size: int,
+        threads: int = 0,
+        isa: str | None = None,
+        weight_dtype: str = "auto",
+        kv_dtype: str = "f16",
+    ) -> CpuModel:
+        """Fields of ModelSpec by name; rope_scaling a dict or None. threads 0: as many as cores."""
+
+    def add(
+        self, name: str, type_name: str, rows: int, cols: int, data: bytes, interleaved_heads: int = 0
+    ) -> None:
+        """Take one tensor as stored; a vector has one column."""
+
+    def finish(self) -> None:
+        """Check that nothing is missing, reserve the cache and start the threads."""
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights held."""
+
+    def run(
+        self,
+        token_ids: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        slots: npt.NDArray[np.int64],
+        query_lens: npt.NDArray[np.int32],
+        context_lens: npt.NDArray[np.int32],
+        page_tables: list[list[int]],
+        logit_rows: npt.NDArray[np.int64],
+    ) -> int:
+        """One step; see ForwardBatch. The number of logits rows, kept until the next call."""
+
+    def logits(self) -> bytes:
+        """Logits of the last step as little-endian f32, row after row."""
+
+    def sample(self, plans: Sequence[Any]) -> list[_Outcome]:
+        """Answer RowPlans about the last step: the fields of RowResult, in order."""
+
+    def close(self) -> None:
+        """Release memory and threads; idempotent."""
+
+@final
+class PenaltyState:
+    """Token counts of one sequence for its penalties."""
+
+    def __new__(
+        cls, prompt: Sequence[int], repetition: float, frequency: float, presence: float
+    ) -> PenaltyState: ...
+    def observe(self, token_id: int) -> None:
+        """Count one generated token."""
+
+def sample_rows(logits: npt.NDArray[np.float32], vocab: int, plans: Sequence[Any]) -> list[_Outcome]:
+    """Answer RowPlans about rows of `vocab` logits each, as CpuModel.sample does."""

@@ -154,7 +154,7 @@ def tiny_model(type_name: str, spec: ModelSpec | None = None, seed: int = 0) -> 
         if len(shape) == 1:
             tensors[name] = stored((1 + 0.1 * chance.standard_normal(shape)).astype(np.float32), "F32")
         else:
-            values = chance.standard_normal(shape).astype(np.float32) * (2.0 / shape[1] ** 0.5)
+            values = chance.standard_normal(shape).astype(np.float32) * (1.0 / shape[1] ** 0.5)
             tensors[name] = stored(values, type_name)
     return LoadedModel("tiny", Path("tiny"), spec, Memory(tensors), f"tiny-{type_name}-{seed}", type_name)  # type: ignore[arg-type]
 

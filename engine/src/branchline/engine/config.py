@@ -25,7 +25,7 @@ class EngineConfig:
     )
     dtype: str = option(
         "auto", "weight and compute type; auto: bfloat16 on cuda, float32 on cpu", section="model",
-        choices=("auto", "float32", "bfloat16"),
+        choices=("auto", "float32", "bfloat16", "int8"),
     )  # fmt: skip
     context_length: int | None = option(
         None, "longest prompt plus output in tokens (default: the checkpoint's)", section="model", minimum=2

@@ -70,6 +70,8 @@ def build(config: EngineConfig, progress: Progress) -> Engine:
         "attention_backends": plan.attention_backend,
         "radix_cache_backends": backend,
     }
+    if plan.executor == "native":
+        del used["attention_backends"]  # it has its own
     return Engine(loop, model, executor, tuple(_component(kind, name) for kind, name in used.items()))
 
 

@@ -13,7 +13,7 @@ from branchline.engine.config import EngineConfig
 from branchline.engine.errors import LoadError
 from branchline.engine.model.spec import ModelSpec
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2, "auto": 2}  # of the KV cache; weights take no more
 CPU_SHARE = 0.25
 CUDA_SHARE = 0.8
 CONTEXTS = 64
@@ -39,6 +39,8 @@ def plan(config: EngineConfig) -> Plan:
         why.append("executor torch: the only built-in one")
     if executor == "torch" and importlib.util.find_spec("torch") is None:
         raise LoadError("the torch executor needs torch, which is not installed: run pip install 'branchline[torch]'")
+    if executor == "native":
+        return _native_plan(config, why)
     device = config.device
     if device == "auto":
         device = "cuda" if gpus() else "cpu"
@@ -52,6 +54,16 @@ def plan(config: EngineConfig) -> Plan:
         backend = "torch_paged"
         why.append("attention backend torch_paged: the built-in default")
     return Plan(executor, device, dtype, backend, tuple(why))
+
+
+def _native_plan(config: EngineConfig, why: list[str]) -> Plan:
+    """The CPU, weights as they are stored unless a dtype is named, and the executor's own attention."""
+    if config.device == "cuda":
+        raise LoadError("the native executor runs on the cpu: give --device cpu, or --executor torch", field="device")
+    why.append("device cpu: the native executor has no other")
+    if config.dtype == "auto":
+        why.append("dtype auto: weights are computed as the file stores them")
+    return Plan("native", "cpu", config.dtype, "native", tuple(why))
 
 
 def gpus() -> list[str]:
