@@ -108,14 +108,14 @@ RAW: list[tuple[str, bytes, int, tuple[str, ...]]] = [
     ("invalid UTF-8", b'{"prompt": "\xff\xfe"}', 400, ("UTF-8",)),
     ("lone surrogate", b'{"prompt": "\\ud800"}', 400, ()),
     ("nesting bomb", b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, ("nest",)),
-    ("huge number", b'{"prompt": "x", "max_tokens": 1e999}', 400, ("max_tokens",)),
+    ("huge number", b'{"prompt": "x", "max_tokens": 1e999}', 400, ("json", "column 35")),
 ]
 
 
 @pytest.mark.parametrize(("name", "body", "status", "words"), RAW, ids=[row[0] for row in RAW])
 @pytest.mark.parametrize("path", [TEXT, NATIVE, CHAT])
 def test_broken_body_is_refused(stack: Stack, path: str, name: str, body: bytes, status: int, words: tuple[str, ...]) -> None:
-    if name == "huge number" and path != TEXT or name == "lone surrogate" and path == CHAT:
+    if name == "lone surrogate" and path == CHAT:
         body = b"{"
         words = ("json",)
     if name == "lone surrogate" and path == NATIVE:
