@@ -43,6 +43,7 @@ lint: setup-dev ## formatting, lints, types, import walls, generated files, shap
 	@.venv/bin/lint-imports --no-logo 2>&1 | tail -20
 	$(call STAGE,generated files and shape)
 	@$(PY) scripts/gen_proto.py --check
+	@$(PY) scripts/gen_docs.py --check
 	@$(PY) scripts/shape.py
 
 gen: setup-dev ## regenerates stubs and reference pages

@@ -32,7 +32,15 @@ def closure(metadata: dict) -> list[dict]:  # type: ignore[type-arg]
 
 def main() -> None:
     """Collects and writes."""
-    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu"]
+    command = [
+        "cargo",
+        "metadata",
+        "--format-version",
+        "1",
+        "--locked",
+        "--filter-platform",
+        "x86_64-unknown-linux-gnu",
+    ]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     rows, texts, users = [], {}, defaultdict(list)
     for package in closure(json.loads(out)):

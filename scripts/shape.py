@@ -23,7 +23,7 @@ WALLS = {
     "worker": {"core", "prefix", "text", "protocol", "routing", "telemetry"},
     "testkit": {"core", "worker", "protocol"},
     "gateway": {"core", "prefix", "text", "protocol", "routing", "telemetry", "worker"},
-    "router-python": {"core", "gateway"},
+    "router-python": {"core", "telemetry", "gateway"},
     "engine-native": {"core", "prefix", "text"},
 }
 STRAY = re.compile(r"/work/|/root/|https?://[a-z.-]*(pypi|pythonhosted|npmjs|crates\.io|golang|debian)[a-z.-]*/")

@@ -79,7 +79,9 @@ class Process:
             if self.child.poll() is not None:
                 self._reader.join(5)
                 if not any(needle in line for line in self.lines):
-                    raise AssertionError(f"{self.command} exited {self.child.returncode} before {needle!r}:\n{self.output}")
+                    raise AssertionError(
+                        f"{self.command} exited {self.child.returncode} before {needle!r}:\n{self.output}"
+                    )
             if time.monotonic() - start > limit_s:
                 raise AssertionError(f"{self.command} did not print {needle!r} in {limit_s} s:\n{self.output}")
             time.sleep(0.01)
@@ -120,7 +122,9 @@ class Engine:
 class Gateway:
     """One gateway process."""
 
-    def __init__(self, *flags: str, workers: list[str], port: int | None = None, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *flags: str, workers: list[str], port: int | None = None, env: dict[str, str] | None = None
+    ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [str(BIN / "branchline-router"), "--host", "127.0.0.1", "--port", str(self.port), *flags]

@@ -31,7 +31,12 @@ TABLE: list[tuple[str, Any, int, tuple[str, ...]]] = [
     (CHAT, {"messages": "Hi"}, 400, ("messages",)),
     (CHAT, {"messages": []}, 400, ("messages",)),
     (CHAT, {"messages": [{"content": "Hi"}]}, 400, ("role",)),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, 400, ("image_url",)),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        400,
+        ("image_url",),
+    ),
     (CHAT, {}, 400, ("messages",)),
     (CHAT, [1, 2], 400, ("object",)),
     (TEXT, {"prompt": {"a": 1}}, 400, ("prompt",)),
@@ -74,7 +79,12 @@ TABLE: list[tuple[str, Any, int, tuple[str, ...]]] = [
     (CHAT, {**HI, "stream_options": {"include_usage": True}}, 400, ("stream_options", "stream")),
     # not implemented, named
     (CHAT, {**HI, "response_format": {"type": "json_object"}}, 400, ("response_format",)),
-    (CHAT, {**HI, "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, 400, ("tool_choice",)),
+    (
+        CHAT,
+        {**HI, "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        400,
+        ("tool_choice",),
+    ),
     (NATIVE, native(regex="a+"), 400, ("regex",)),
     (NATIVE, native(json_schema="{}"), 400, ("json_schema",)),
     (NATIVE, native(ebnf="root ::= 'a'"), 400, ("ebnf",)),
@@ -95,7 +105,9 @@ def check(answer: Any, status: int, words: tuple[str, ...]) -> None:
         assert word in told, f"{word!r} is missing in {told!r}"
 
 
-@pytest.mark.parametrize(("path", "body", "status", "words"), TABLE, ids=[f"{row[0]} {json.dumps(row[1])[:60]}" for row in TABLE])
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"), TABLE, ids=[f"{row[0]} {json.dumps(row[1])[:60]}" for row in TABLE]
+)
 def test_wrong_field_is_named(stack: Stack, path: str, body: Any, status: int, words: tuple[str, ...]) -> None:
     check(stack.post(path, body, timeout=10), status, words)
 
@@ -114,7 +126,9 @@ RAW: list[tuple[str, bytes, int, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("name", "body", "status", "words"), RAW, ids=[row[0] for row in RAW])
 @pytest.mark.parametrize("path", [TEXT, NATIVE, CHAT])
-def test_broken_body_is_refused(stack: Stack, path: str, name: str, body: bytes, status: int, words: tuple[str, ...]) -> None:
+def test_broken_body_is_refused(
+    stack: Stack, path: str, name: str, body: bytes, status: int, words: tuple[str, ...]
+) -> None:
     if name == "lone surrogate" and path == CHAT:
         body = b"{"
         words = ("json",)
@@ -152,7 +166,16 @@ def test_over_long_text_prompt_says_both_numbers(stack: Stack) -> None:
     check(answer, 400, ("8192", "9"))
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT, 405), ("PUT", NATIVE, 405), ("POST", "/v1/models", 405), ("GET", "/nope", 404), ("POST", "/v1/nope", 404)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", CHAT, 405),
+        ("PUT", NATIVE, 405),
+        ("POST", "/v1/models", 405),
+        ("GET", "/nope", 404),
+        ("POST", "/v1/nope", 404),
+    ],
+)
 def test_wrong_method_or_path(stack: Stack, method: str, path: str, status: int) -> None:
     answer = stack.client.request(method, path)
     check(answer, status, (path,))
@@ -179,4 +202,15 @@ def test_garbage_on_the_socket(stack: Stack) -> None:
 
 def test_neighbour_is_untouched(stack: Stack) -> None:
     """After all of the above a greedy answer is what it always was."""
-    assert "Paris" in stack.post(CHAT, {**HI, "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}], "max_tokens": 24, "temperature": 0}).json()["choices"][0]["message"]["content"]
+    assert (
+        "Paris"
+        in stack.post(
+            CHAT,
+            {
+                **HI,
+                "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
+                "max_tokens": 24,
+                "temperature": 0,
+            },
+        ).json()["choices"][0]["message"]["content"]
+    )

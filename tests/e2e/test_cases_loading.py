@@ -32,7 +32,10 @@ def test_loading_missing_shard(tiny: TinyModels) -> None:
 
     def save(folder: Path) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        save_file({"model.embed_tokens.weight": weights()["model.embed_tokens.weight"]}, folder / "model-00001-of-00002.safetensors")
+        save_file(
+            {"model.embed_tokens.weight": weights()["model.embed_tokens.weight"]},
+            folder / "model-00001-of-00002.safetensors",
+        )
 
     code, output, seconds = start_and_fail(tiny.llama("missing-shard", save=save))
     assert code != 0 and seconds < 30
@@ -60,7 +63,10 @@ def test_loading_stray_file_is_not_loaded(stacks: Starter, tiny: TinyModels) -> 
     stray = stacks(model=str(tiny.llama("stray", save=save)))
     clean = stacks(model=str(tiny.llama("plain")))
     params = {"max_new_tokens": 8, "ignore_eos": True}
-    assert stray.generate([81, 90], sampling_params=params)["output_ids"] == clean.generate([81, 90], sampling_params=params)["output_ids"]
+    assert (
+        stray.generate([81, 90], sampling_params=params)["output_ids"]
+        == clean.generate([81, 90], sampling_params=params)["output_ids"]
+    )
 
 
 @pytest.mark.parametrize("variant", range(3))

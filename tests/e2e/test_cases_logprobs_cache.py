@@ -61,7 +61,9 @@ def test_logprobs_prompt_with_prefix_cache(stacks: Starter, page_size: int) -> N
         ids = list(range(1000, 1000 + length))
         both = []
         for _ in range(2):
-            answer = stack.generate(ids, sampling_params={"max_new_tokens": 1}, return_logprob=True, logprob_start_len=0)
+            answer = stack.generate(
+                ids, sampling_params={"max_new_tokens": 1}, return_logprob=True, logprob_start_len=0
+            )
             both.append([entry[0] for entry in answer["meta_info"]["input_token_logprobs"]])
         assert len(both[0]) == length, name
         assert close(both[0], both[1])
@@ -116,7 +118,9 @@ def test_cache_salt_and_extra_key_apart(stack_page1: Stack) -> None:
     stack_page1.flush()
     ids = ids_of(3, 40)
     seen = [
-        stack_page1.generate(ids, sampling_params=given["given"]["sampling_params"], **fields)["meta_info"]["cached_tokens"]
+        stack_page1.generate(ids, sampling_params=given["given"]["sampling_params"], **fields)["meta_info"][
+            "cached_tokens"
+        ]
         for fields in given["given"]["sequence"]
     ]
     assert seen == given["right"]["cached_tokens"]

@@ -42,7 +42,9 @@ def test_sched_prompt_longer_than_context(stack: Stack) -> None:
     def send(length: int, endpoint: str) -> Any:
         ids = [81] * length
         if endpoint == "/generate":
-            return stack.post(endpoint, {"input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}, timeout=300)
+            return stack.post(
+                endpoint, {"input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}, timeout=300
+            )
         return stack.post(endpoint, {"model": "default", "prompt": ids, "max_tokens": 1})
 
     for length, endpoint in ((limit + 1, "/generate"), (limit + 1, "/v1/completions"), (limit, "/generate")):
@@ -68,12 +70,20 @@ def test_sched_batch_keeps_own_params(stack: Stack) -> None:
 def test_sched_reaches_the_running_limit(stacks: Starter) -> None:
     given = case("sched-reaches-the-running-limit")
     flags = given["given"]["flags"]
-    stack = stacks("--max-running-requests", str(flags["max_running_requests"]), "--prefill-chunk", str(flags["chunked_prefill_size"]))
+    stack = stacks(
+        "--max-running-requests",
+        str(flags["max_running_requests"]),
+        "--prefill-chunk",
+        str(flags["chunked_prefill_size"]),
+    )
     params = {"max_new_tokens": 60, "ignore_eos": True}
     done: list[Future[dict[str, Any]]] = []
     seen: list[int] = []
     with ThreadPoolExecutor(12) as pool:
-        done = [pool.submit(stack.generate, ids_of(300 + i, 40), sampling_params=params) for i in range(given["given"]["requests"])]
+        done = [
+            pool.submit(stack.generate, ids_of(300 + i, 40), sampling_params=params)
+            for i in range(given["given"]["requests"])
+        ]
         wait_until(lambda: stack.load()["running"] == flags["max_running_requests"], 30, "the running limit is reached")
         while sum(not future.done() for future in done) >= 8:
             seen.append(stack.load()["running"])
@@ -111,7 +121,11 @@ def test_abort_on_stream_disconnect(stack: Stack, endpoint: str) -> None:
     bodies: dict[str, dict[str, Any]] = {
         "/generate": given["given"]["body"],
         "/v1/completions": {"model": "default", "prompt": "Count", "max_tokens": 4000, "ignore_eos": True},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 4000, "ignore_eos": True},
+        "/v1/chat/completions": {
+            "messages": [{"role": "user", "content": "Count"}],
+            "max_tokens": 4000,
+            "ignore_eos": True,
+        },
     }
     with stack.stream(endpoint, bodies[endpoint]) as data:
         for _ in range(given["given"]["disconnect_after_events"]):
@@ -179,9 +193,11 @@ def test_abort_while_waiting(stacks: Starter) -> None:
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions"])
 def test_api_usage_chunk_is_opt_in(stack: Stack, endpoint: str) -> None:
     given = case("api-usage-chunk-is-opt-in")
-    prompt: dict[str, Any] = {"prompt": "Hi"} if endpoint.endswith("/completions") and "chat" not in endpoint else {
-        "messages": [{"role": "user", "content": "Hi"}]
-    }
+    prompt: dict[str, Any] = (
+        {"prompt": "Hi"}
+        if endpoint.endswith("/completions") and "chat" not in endpoint
+        else {"messages": [{"role": "user", "content": "Hi"}]}
+    )
     for variant in given["given"]["variants"]:
         with stack.stream(endpoint, {"model": "default", "max_tokens": 3, **prompt, **variant}) as data:
             chunks = collect(data)

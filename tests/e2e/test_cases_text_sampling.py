@@ -94,7 +94,10 @@ def test_sampling_n_with_seed(stack: Stack) -> None:
 
 def test_sampling_min_tokens_all_eos_ids(stacks: Starter, tiny: TinyModels) -> None:
     given = case("sampling-min-tokens-all-eos-ids")
-    model = tiny.llama("min-tokens", generation_config={"eos_token_id": given["given"]["model_override"]["generation_config.eos_token_id"]})
+    model = tiny.llama(
+        "min-tokens",
+        generation_config={"eos_token_id": given["given"]["model_override"]["generation_config.eos_token_id"]},
+    )
     stack = stacks(model=str(model))
     answer: dict[str, Any] = stack.post("/generate", given["given"]["request"]).json()
     right = given["right"]

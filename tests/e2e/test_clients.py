@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 from typing import Any
@@ -27,7 +28,10 @@ def test_openai_lists_and_chats(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=models[0], messages=CAPITAL, temperature=0, max_tokens=24)
     assert "Paris" in (answer.choices[0].message.content or "")
     assert answer.choices[0].message.role == "assistant"
-    assert answer.usage is not None and answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert (
+        answer.usage is not None
+        and answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    )
     assert answer.usage.prompt_tokens_details is not None
 
 
@@ -35,7 +39,12 @@ def test_openai_stream_equals_plain(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(model="default", messages=CAPITAL, temperature=0, max_tokens=32)
     chunks = list(
         client.chat.completions.create(
-            model="default", messages=CAPITAL, temperature=0, max_tokens=32, stream=True, stream_options={"include_usage": True}
+            model="default",
+            messages=CAPITAL,
+            temperature=0,
+            max_tokens=32,
+            stream=True,
+            stream_options={"include_usage": True},
         )
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -50,7 +59,9 @@ def test_openai_stream_equals_plain(client: openai.OpenAI) -> None:
 async def test_openai_async(stack: Stack) -> None:
     async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
         answer = await client.chat.completions.create(model="default", messages=CAPITAL, temperature=0, max_tokens=16)
-        stream = await client.chat.completions.create(model="default", messages=CAPITAL, temperature=0, max_tokens=16, stream=True)
+        stream = await client.chat.completions.create(
+            model="default", messages=CAPITAL, temperature=0, max_tokens=16, stream=True
+        )
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
     assert text == answer.choices[0].message.content
 
@@ -72,22 +83,37 @@ def test_openai_logprobs(client: openai.OpenAI) -> None:
 
 def test_openai_n_stop_and_seed(client: openai.OpenAI) -> None:
     def run() -> list[str]:
-        answer = client.completions.create(model="default", prompt="Once upon a time", n=3, seed=11, temperature=1.0, max_tokens=12)
+        answer = client.completions.create(
+            model="default", prompt="Once upon a time", n=3, seed=11, temperature=1.0, max_tokens=12
+        )
         assert [choice.index for choice in answer.choices] == [0, 1, 2]
         return [choice.text for choice in answer.choices]
 
     first = run()
     assert run() == first
     assert len(set(first)) > 1
-    free = client.completions.create(model="default", prompt="One, two, three,", temperature=0, max_tokens=24).choices[0].text
+    free = (
+        client.completions.create(model="default", prompt="One, two, three,", temperature=0, max_tokens=24)
+        .choices[0]
+        .text
+    )
     stop = free.strip()[4:7]
-    cut = client.completions.create(model="default", prompt="One, two, three,", temperature=0, max_tokens=24, stop=[stop])
+    cut = client.completions.create(
+        model="default", prompt="One, two, three,", temperature=0, max_tokens=24, stop=[stop]
+    )
     assert cut.choices[0].text == free[: free.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
 
 
 def test_openai_n_stream_keeps_choices_apart(client: openai.OpenAI) -> None:
-    arguments: dict[str, Any] = {"model": "default", "prompt": "Once upon a time", "n": 3, "seed": 5, "temperature": 1.0, "max_tokens": 12}
+    arguments: dict[str, Any] = {
+        "model": "default",
+        "prompt": "Once upon a time",
+        "n": 3,
+        "seed": 5,
+        "temperature": 1.0,
+        "max_tokens": 12,
+    }
     plain = client.completions.create(**arguments)
     texts = ["", "", ""]
     for chunk in client.completions.create(**arguments, stream=True):
@@ -137,17 +163,22 @@ def test_sglang_frontend_calls(stack: Stack) -> None:
         "regex": None,
         "json_schema": None,
     }
-    body = {"text": "The capital of France is", "sampling_params": {"skip_special_tokens": True, "spaces_between_special_tokens": True, **sampling}}
+    body = {
+        "text": "The capital of France is",
+        "sampling_params": {"skip_special_tokens": True, "spaces_between_special_tokens": True, **sampling},
+    }
     plain = stack.post("/generate", body).json()
     assert isinstance(plain["text"], str) and plain["meta_info"]["completion_tokens"] == 12
     with stack.stream("/generate", body) as data:
         pieces = collect(data)
     assert pieces[-1]["text"] == plain["text"]
-    assert all(later["text"].startswith(earlier["text"]) for earlier, later in zip(pieces, pieces[1:], strict=False))
+    assert all(later["text"].startswith(earlier["text"]) for earlier, later in itertools.pairwise(pieces))
     assert stack.post("/generate", {"text": body["text"], "sampling_params": {"max_new_tokens": 0}}).status_code == 200
 
     prompt, choices = "Question: is the sky blue? Answer:", [" yes", " no", " perhaps"]
-    primed = stack.post("/generate", {"text": prompt, "sampling_params": {"max_new_tokens": 0, "temperature": 0.0}}).json()
+    primed = stack.post(
+        "/generate", {"text": prompt, "sampling_params": {"max_new_tokens": 0, "temperature": 0.0}}
+    ).json()
     length = primed["meta_info"]["prompt_tokens"]
     answers = stack.post(
         "/generate",

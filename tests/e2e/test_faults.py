@@ -101,7 +101,9 @@ def gateway_alive(gateway: Gateway) -> bool:
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **(env or {})})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **(env or {})}
+    )
 
 
 def test_port_in_use_is_said_before_anything_loads() -> None:
@@ -120,13 +122,23 @@ def test_port_in_use_is_said_before_anything_loads() -> None:
 
 
 def test_other_addresses_need_keys() -> None:
-    done = run(str(BIN / "branchline-router"), "--host", "0.0.0.0", "--port", str(free_port()), "--worker-urls", "grpc://127.0.0.1:1")
+    done = run(
+        str(BIN / "branchline-router"),
+        "--host",
+        "0.0.0.0",
+        "--port",
+        str(free_port()),
+        "--worker-urls",
+        "grpc://127.0.0.1:1",
+    )
     assert done.returncode == 2
     assert "--insecure" in done.stderr and "--api-key" in done.stderr
 
 
 def test_engine_off_loopback_needs_a_token(tiny: TinyModels) -> None:
-    done = run(sys.executable, "-m", "branchline.cli", "engine", str(tiny.llama("plain")), "--host", "0.0.0.0", "--port", "0")
+    done = run(
+        sys.executable, "-m", "branchline.cli", "engine", str(tiny.llama("plain")), "--host", "0.0.0.0", "--port", "0"
+    )
     assert done.returncode == 2
     assert "--token" in done.stderr
 
@@ -227,7 +239,17 @@ def alive(pids: list[int]) -> list[int]:
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_serve_leaves_no_orphan(tiny: TinyModels, sign: signal.Signals) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "branchline.cli", "serve", str(tiny.llama("plain")), "--port", str(port), "--workers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "branchline.cli",
+        "serve",
+        str(tiny.llama("plain")),
+        "--port",
+        str(port),
+        "--workers",
+        "2",
+    ]
     serve = Process(command)
     try:
         serve.wait_for_line("curl")
@@ -259,12 +281,17 @@ def test_serve_restarts_a_dead_engine(tiny: TinyModels) -> None:
         serve.wait_for_line("curl")
         url = f"http://127.0.0.1:{port}"
         engine = next(
-            pid for pid in children(serve.child.pid) if b"engine" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            pid
+            for pid in children(serve.child.pid)
+            if b"engine" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         )
         os.kill(engine, signal.SIGKILL)
 
         def served() -> bool:
-            return httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=10).status_code == 200
+            return (
+                httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=10).status_code
+                == 200
+            )
 
         start = time.monotonic()
         wait_until(lambda: not served(), 5, "the death is noticed") if served() else None

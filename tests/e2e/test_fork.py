@@ -49,7 +49,12 @@ def test_without_cache_nothing_is_reused(stacks: Starter) -> None:
     before = stack.cache()
     stack.generate(ids_of(50, PREFIX), sampling_params={"max_new_tokens": 0})
     assert branches(stack) == [0, 0]
-    assert delta(stack, before) == {"prompt_tokens": PREFIX + 2 * (PREFIX + SUFFIX), "cached_tokens": 0, "lookups": 3, "hits": 0}
+    assert delta(stack, before) == {
+        "prompt_tokens": PREFIX + 2 * (PREFIX + SUFFIX),
+        "cached_tokens": 0,
+        "lookups": 3,
+        "hits": 0,
+    }
     assert stack.cache()["pages_free"] == stack.cache()["pages_total"]
 
 

@@ -1,4 +1,4 @@
-"""One request, one output: streamed or not, alone or in company, cached, evicted or retracted (torch fp32: to near-ties)."""
+"""One request, one output: streamed or not, alone or in company, cached, evicted or retracted (to near-ties)."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def run(stack: Stack, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_same(body: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Equal ids and close logprobs up to the first near-tie of a greedy choice; seeded choices up to the first difference
-    that a change of 1e-3 in a logit explains is not decidable from outside, so they get the same rule on logprobs."""
+    """Equal ids and close logprobs up to the first near-tie of a greedy choice.
+
+    Whether a change of 1e-3 in a logit explains a seeded choice can't be seen from outside, so those get the same rule.
+    """
     left, right = one["meta_info"], other["meta_info"]
     tops = left["output_top_logprobs"]
     for position, (a, b) in enumerate(zip(left["output_token_logprobs"], right["output_token_logprobs"], strict=True)):
@@ -86,7 +88,9 @@ def alone(stacks: Starter) -> dict[int, list[dict[str, Any]]]:
     ],
     ids=["cache", "no cache", "evicting and retracting", "page 1, chunks of 7, evicting and retracting"],
 )
-def test_sixty_four_at_once_equal_one_by_one(stacks: Starter, alone: dict[int, list[dict[str, Any]]], flags: tuple[str, ...]) -> None:
+def test_sixty_four_at_once_equal_one_by_one(
+    stacks: Starter, alone: dict[int, list[dict[str, Any]]], flags: tuple[str, ...]
+) -> None:
     stack = stacks(*flags)
     before = stack.cache()
     for seed, expected in alone.items():
@@ -109,7 +113,12 @@ def test_streamed_text_equals_plain(stack: Stack) -> None:
             pieces = collect(data)
         assert pieces[-1]["text"] == plain["text"], params
         assert pieces[-1]["output_ids"] == plain["output_ids"], params
-        completion = {"model": "default", "prompt": body["input_ids"], "max_tokens": params["max_new_tokens"], "ignore_eos": True}
+        completion = {
+            "model": "default",
+            "prompt": body["input_ids"],
+            "max_tokens": params["max_new_tokens"],
+            "ignore_eos": True,
+        }
         completion |= {name: params[name] for name in ("temperature", "top_p", "repetition_penalty") if name in params}
         completion["seed"] = params.get("sampling_seed")
         with stack.stream("/v1/completions", completion) as data:

@@ -164,9 +164,7 @@ class CpuModel:
     ) -> CpuModel:
         """Fields of ModelSpec by name; rope_scaling a dict or None. threads 0: as many as cores."""
 
-    def add(
-        self, name: str, type_name: str, rows: int, cols: int, data: bytes, interleaved_heads: int = 0
-    ) -> None:
+    def add(self, name: str, type_name: str, rows: int, cols: int, data: bytes, interleaved_heads: int = 0) -> None:
         """Take one tensor as stored; a vector has one column."""
 
     def finish(self) -> None:
@@ -200,9 +198,7 @@ class CpuModel:
 class PenaltyState:
     """Token counts of one sequence for its penalties."""
 
-    def __new__(
-        cls, prompt: Sequence[int], repetition: float, frequency: float, presence: float
-    ) -> PenaltyState: ...
+    def __new__(cls, prompt: Sequence[int], repetition: float, frequency: float, presence: float) -> PenaltyState: ...
     def observe(self, token_id: int) -> None:
         """Count one generated token."""
 

@@ -62,7 +62,9 @@ def logits_of(executor: NativeExecutor, work: Work, every_row: bool = False) -> 
     return np.frombuffer(executor.model.logits(), np.float32).reshape(-1, executor.vocab_size)
 
 
-def continue_greedily(executor: NativeExecutor, lines: Sequence[Line], prompts: Sequence[Sequence[int]], count: int) -> None:
+def continue_greedily(
+    executor: NativeExecutor, lines: Sequence[Line], prompts: Sequence[Sequence[int]], count: int
+) -> None:
     """Append `count` greedy ids to each line's `ids`, all lines in one batch a step."""
     pending: list[Sequence[int]] = list(prompts)
     for _ in range(count):
@@ -160,7 +162,13 @@ def tiny_model(type_name: str, spec: ModelSpec | None = None, seed: int = 0) -> 
 
 
 def build(
-    model: LoadedModel, *, dtype: str = "auto", pages: int = 256, page_size: int = 16, threads: int = 1, isa: str | None = None
+    model: LoadedModel,
+    *,
+    dtype: str = "auto",
+    pages: int = 256,
+    page_size: int = 16,
+    threads: int = 1,
+    isa: str | None = None,
 ) -> NativeExecutor:
     """An executor on the CPU."""
     return build_executor(

@@ -51,7 +51,10 @@ def test_any_mix_of_rows_leaves_a_long_context_unchanged(data: st.DataObject) ->
     while at < length - 1:
         step = data.draw(st.integers(1, length - 1 - at))
         others = data.draw(st.lists(st.integers(1, 20), max_size=4))
-        work = [(Line([pages[40 + number * 2], pages[41 + number * 2]]), TEXT[:count]) for number, count in enumerate(others)]
+        work = [
+            (Line([pages[40 + number * 2], pages[41 + number * 2]]), TEXT[:count])
+            for number, count in enumerate(others)
+        ]
         work.insert(data.draw(st.integers(0, len(work))), (line, TEXT[at : at + step]))
         logits_of(executor, work)
         at += step

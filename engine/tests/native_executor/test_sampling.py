@@ -111,7 +111,8 @@ def test_bans_of_everything_are_an_error_of_the_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"target": 40}, {"banned": (40,)}, {"chosen_ids": (-1,)}, {"params": SamplingParams(logit_bias=((99, 1.0),))}]
+    "change",
+    [{"target": 40}, {"banned": (40,)}, {"chosen_ids": (-1,)}, {"params": SamplingParams(logit_bias=((99, 1.0),))}],
 )
 def test_ids_outside_the_vocabulary_fail_their_row(change: dict[str, object]) -> None:
     plan = dataclasses.replace(RowPlan(0, SamplingParams(temperature=0.0)), **change)  # type: ignore[arg-type]

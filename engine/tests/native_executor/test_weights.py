@@ -60,7 +60,9 @@ def test_requantised_weights_stay_near(dtype: str, bound: float) -> None:
     assert 1e-5 < spread(found, expected) < bound
 
 
-@pytest.mark.parametrize("format_name,bits", [("Q4_0", 6.0), ("Q4_1", 5.0), ("Q8_0", 8.5), ("BF16", 16.0), ("F32", 32.0)])
+@pytest.mark.parametrize(
+    "format_name,bits", [("Q4_0", 6.0), ("Q4_1", 5.0), ("Q8_0", 8.5), ("BF16", 16.0), ("F32", 32.0)]
+)
 def test_weights_take_the_memory_of_their_format(format_name: str, bits: float) -> None:
     model = tiny_model(format_name)
     spec = model.spec
@@ -135,7 +137,9 @@ def test_options_that_cannot_be_met_are_refused(options: dict[str, object], mess
 def test_rows_that_reach_outside_are_refused_and_harm_nothing(change: dict[str, list[object]], message: str) -> None:
     executor = build(tiny_model("F32"))
     step = batch_of(16, [(Line([0]), [3])])
-    fields = {name: np.array(value, getattr(step, name).dtype) for name, value in change.items() if name != "page_tables"}
+    fields = {
+        name: np.array(value, getattr(step, name).dtype) for name, value in change.items() if name != "page_tables"
+    }
     tables = {"page_tables": change["page_tables"]} if "page_tables" in change else {}
     with pytest.raises(ValueError, match=message):
         executor.run(dataclasses.replace(step, **fields, **tables))  # type: ignore[arg-type]

@@ -1,15 +1,15 @@
 """The engine's exceptions.
 
-    EngineError                 has a closed `code`, a message and a dotted `field`
-    ├── InvalidArgument         the request is wrong; retrying it is pointless
-    ├── NotFound                a named thing does not exist
-    ├── ResourceExhausted       a queue, pool or budget is full; may carry retry_after_ms
-    ├── Unavailable             starting or draining
-    ├── DeadlineExceeded        the request's own deadline passed
-    ├── Unimplemented           a field or feature that this engine does not implement
-    ├── Cancelled               aborted by its owner
-    ├── InternalError           a fault of ours
-    └── LoadError               a model can't be loaded: missing, truncated or unsupported files
+EngineError                 has a closed `code`, a message and a dotted `field`
+├── InvalidArgument         the request is wrong; retrying it is pointless
+├── NotFound                a named thing does not exist
+├── ResourceExhausted       a queue, pool or budget is full; may carry retry_after_ms
+├── Unavailable             starting or draining
+├── DeadlineExceeded        the request's own deadline passed
+├── Unimplemented           a field or feature that this engine does not implement
+├── Cancelled               aborted by its owner
+├── InternalError           a fault of ours
+└── LoadError               a model can't be loaded: missing, truncated or unsupported files
 """
 
 from __future__ import annotations
