@@ -71,7 +71,7 @@ def test_doctor_reports_as_json_what_it_reports_in_words() -> None:
     assert set(report["cpu"]["features"]) == set(doctor.FEATURES)
     assert set(report["packages"]) == set(doctor.PACKAGES)
     assert report["memory"]["total_bytes"] >= report["memory"]["free_bytes"] > 0
-    assert report["use"]["executor"] == "torch" and report["use"]["why"]
+    assert report["use"]["executor"] == "native" and report["use"]["why"]
     words = doctor.render(report)
     for part in (report["cpu"]["model"], "avx2", "8080", "would use", "because"):
         assert part in words

@@ -53,7 +53,7 @@ WRONG = [
     (["m", "--port", "65536"], "port must be between 0 and 65535, not 65536"),
     (["m", "--page-size=0"], "page-size must be between 1 and 1024, not 0"),
     (["m", "--drain-timeout", "nan"], "drain-timeout must be between 0 and 86400, not nan"),
-    (["m", "--dtype", "float8"], "dtype must be one of auto, float32, bfloat16, not 'float8'"),
+    (["m", "--dtype", "float8"], "dtype must be one of auto, float32, bfloat16, int8, not 'float8'"),
     (["m", "--executor", "torhc"], "unknown executor 'torhc' (did you mean 'torch'?)"),
     (["m", "--prot", "1"], "unknown option '--prot': did you mean '--port'?"),
     (["m", "n"], "unexpected argument 'n'"),

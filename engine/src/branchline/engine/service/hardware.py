@@ -17,6 +17,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2, "auto": 2}  # of the KV
 CPU_SHARE = 0.25
 CUDA_SHARE = 0.8
 CONTEXTS = 64
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ def plan(config: EngineConfig) -> Plan:
     why: list[str] = []
     executor = config.executor
     if executor == "auto":
-        executor = "torch"
-        why.append("executor torch: the only built-in one")
+        executor, reason = _choose(config)
+        why.append(f"executor {executor}: {reason}")
     if executor == "torch" and importlib.util.find_spec("torch") is None:
         raise LoadError("the torch executor needs torch, which is not installed: run pip install 'branchline[torch]'")
     if executor == "native":
@@ -56,6 +57,17 @@ def plan(config: EngineConfig) -> Plan:
     return Plan(executor, device, dtype, backend, tuple(why))
 
 
+def _choose(config: EngineConfig) -> tuple[str, str]:
+    """torch where something asks for it (a GPU, an attention backend), else native, which needs no torch."""
+    if config.device == "cuda":
+        return "torch", "device cuda is asked for"
+    if config.attention_backend != "auto":
+        return "torch", f"attention backend {config.attention_backend} is asked for"
+    if config.device == "auto" and gpus():
+        return "torch", "torch finds a GPU"
+    return "native", "no GPU is in use"
+
+
 def _native_plan(config: EngineConfig, why: list[str]) -> Plan:
     """The CPU, weights as they are stored unless a dtype is named, and the executor's own attention."""
     if config.device == "cuda":
@@ -67,8 +79,11 @@ def _native_plan(config: EngineConfig, why: list[str]) -> Plan:
 
 
 def gpus() -> list[str]:
-    """Names of the GPUs that torch can use; empty without torch."""
-    if importlib.util.find_spec("torch") is None:
+    """Names of the GPUs that torch can use; empty without torch or without a driver's device.
+
+    The device file is looked for first: importing torch takes seconds that a machine without a GPU need not spend.
+    """
+    if importlib.util.find_spec("torch") is None or not any(Path(path).exists() for path in DRIVER_FILES):
         return []
     import torch
 
