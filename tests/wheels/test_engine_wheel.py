@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import venv
+import importlib.metadata
+import json
 import zipfile
 from pathlib import Path
 
+import branchline
 import pytest
-from branchline import __version__
 
-ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+from tests.wheels.building import VERSION, build, check_stub, install, run
 
-
-def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    """Output of a command that must succeed."""
-    done = subprocess.run([str(one) for one in command], cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A freshly built wheel; Rust parts come from the workspace's target folder if they are current."""
-    out = tmp_path_factory.mktemp("wheel")
-    maturin = Path(sys.executable).parent / "maturin"
-    run(maturin, "build", "--release", "--locked", "-m", "engine/native/Cargo.toml", "--out", out)
-    (found,) = out.glob("branchline-*.whl")
-    return found
+    return build("engine/native", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path) -> Path:
+    """The `bin` folder of an environment with the wheel and its dependencies, without torch."""
+    return install(wheel, wheel.parent / "env")
 
 
 def test_wheel_is_abi3_for_311_and_carries_its_parts_and_notices(wheel: Path) -> None:
-    assert wheel.name.startswith(f"branchline-{__version__}-cp311-abi3-")
+    assert wheel.name.startswith(f"branchline-{VERSION}-cp311-abi3-")
     names = zipfile.ZipFile(wheel).namelist()
     for part in (
         "branchline/py.typed",
@@ -48,17 +42,35 @@ def test_wheel_is_abi3_for_311_and_carries_its_parts_and_notices(wheel: Path) ->
     assert not [name for name in names if "test" in name or name.endswith(".pyc")]
 
 
-def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    home = tmp_path / "env"
-    venv.create(home, with_pip=False)
-    python = home / "bin" / "python"
-    uv = Path(sys.executable).parent / "uv"
-    run(uv, "pip", "install", "-q", "--python", python, wheel, cwd=tmp_path)
-    assert run(home / "bin" / "branchline", "--version", cwd=tmp_path) == f"branchline {__version__}\n"
-    code = "from branchline import _native; print(_native.PageCache(4, 2).counters())"
-    assert run(python, "-c", code, cwd=tmp_path) == "(4, 0, 0, 0)\n"
-    assert "radix_cache_backends" in run(home / "bin" / "branchline", "plugins", cwd=tmp_path)
-    refused = subprocess.run(
-        [home / "bin" / "branchline", "engine", "m.gguf"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 2 and "pip install 'branchline[torch]'" in refused.stderr, refused.stderr
+def test_one_version_holds_for_workspace_package_and_wheel(environment: Path) -> None:
+    (site,) = environment.parent.glob("lib/python3*/site-packages")
+    assert importlib.metadata.Distribution.at(site / f"branchline-{VERSION}.dist-info").version == VERSION
+    assert branchline.__version__ == VERSION
+    shown = run(environment / "branchline", "--version", cwd=environment, LANG="C")
+    assert shown.stdout == f"branchline {VERSION}\n"
+
+
+def test_native_module_works_from_the_wheel_and_needs_no_libpython(environment: Path) -> None:
+    code = "from branchline import _native; print(_native.PageCache(4, 2).counters(), _native.__file__)"
+    shown = run(environment / "python", "-c", code, cwd=environment, LANG="C").stdout.split()
+    assert shown[:-1] == ["(4,", "0,", "0,", "0)"]
+    assert "libpython" not in run("/usr/bin/ldd", shown[-1]).stdout
+
+
+def test_commands_run_without_torch_and_with_the_declared_dependencies_alone(environment: Path, tmp_path: Path) -> None:
+    tool = environment / "branchline"
+    assert "radix_cache_backends" in run(tool, "plugins", cwd=tmp_path, LANG="C").stdout
+    assert "--max-total-tokens" in run(tool, "engine", "--help", cwd=tmp_path, LANG="C").stdout
+    report = json.loads(run(tool, "doctor", "--json", cwd=tmp_path, code=1, LANG="C").stdout)
+    assert report["packages"]["torch"] is None
+    assert any("branchline-router is not installed" in problem for problem in report["use"]["problems"])
+
+
+def test_torch_executor_without_torch_says_what_to_install(environment: Path, tmp_path: Path) -> None:
+    command = (environment / "branchline", "engine", "m.gguf", "--executor", "torch")
+    assert "pip install 'branchline[torch]'" in run(*command, cwd=tmp_path, code=2, LANG="C").stderr
+
+
+def test_stub_of_the_native_module_says_what_was_built(environment: Path) -> None:
+    (site,) = environment.parent.glob("lib/python3*/site-packages")
+    check_stub("branchline._native", site)

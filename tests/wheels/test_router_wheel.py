@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import importlib.metadata
+import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.wheels.building import VERSION, build, check_stub, install, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PROGRAM = """
 import asyncio, os, threading, urllib.request
@@ -76,37 +78,49 @@ print("ok")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` folder of an empty environment with the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "maturin", "build", "--release", "--quiet", "--out", str(folder)]
-    subprocess.run(build, cwd=ROOT / "bindings/python", check=True, timeout=1200)
-    (wheel,) = folder.glob("branchline_router-*-cp311-abi3-*.whl")
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True, timeout=120)
-    pip = [str(folder / "env/bin/python"), "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
-    subprocess.run(pip, check=True, timeout=120)
-    return folder / "env/bin"
+    wheel = build("bindings/python", folder)
+    assert wheel.name.startswith(f"branchline_router-{VERSION}-cp311-abi3-")
+    return install(wheel, folder / "env")
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def site(environment: Path) -> Path:
+    (found,) = environment.parent.glob("lib/python3*/site-packages")
+    return found
+
+
 def test_router_starts_serves_and_stops_in_every_form(environment: Path) -> None:
-    done = subprocess.run(
-        [str(environment / "python"), "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "ok"), done.stderr
+    done = run(environment / "python", "-W", "error", "-c", PROGRAM, cwd=environment, LANG="C")
+    assert done.stdout.strip() == "ok", done.stderr
 
 
-@pytest.mark.slow
 def test_console_script_is_the_binary(environment: Path) -> None:
-    script = str(environment / "branchline-router")
-    shown = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=30, check=True)
-    assert "--worker-urls" in shown.stdout
-    refused = subprocess.run([script, "--prot", "1"], capture_output=True, text=True, timeout=30, check=False)
-    assert refused.returncode == 2
-    assert "did you mean 'port'" in refused.stderr
+    script = environment / "branchline-router"
+    assert run(script, "--version", LANG="C").stdout == f"branchline-router {VERSION}\n"
+    assert "--worker-urls" in run(script, "--help", LANG="C").stdout
+    assert "did you mean 'port'" in run(script, "--prot", "1", code=2, LANG="C").stderr
 
 
-@pytest.mark.slow
-def test_wheel_carries_licence_notices_stub_and_marker(environment: Path) -> None:
-    site = next((environment.parent / "lib").glob("python3*/site-packages"))
+def test_console_script_serves_until_a_signal_and_leaves_with_zero(environment: Path) -> None:
+    command = [str(environment / "branchline-router"), "--port", "0", "--log-level", "info"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "http://127.0.0.1:" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        assert process.wait(60) == 0
+
+
+def test_wheel_carries_licence_notices_stub_and_marker(site: Path) -> None:
     (info,) = site.glob("branchline_router-*.dist-info")
+    assert importlib.metadata.Distribution.at(info).version == VERSION
     names = {path.name for path in info.rglob("*")}
     assert {"LICENSE", "THIRD_PARTY_NOTICES.md"} <= names
-    assert {"py.typed", "_native.pyi", "_options.py"} <= set(os.listdir(site / "branchline_router"))
+    files = {path.name for path in (site / "branchline_router").iterdir()}
+    assert {"py.typed", "_native.pyi", "_native.abi3.so", "_options.py"} <= files
+
+
+def test_stub_of_the_native_module_says_what_was_built(site: Path) -> None:
+    check_stub("branchline_router._native", site)

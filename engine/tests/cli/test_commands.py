@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -145,6 +146,16 @@ async def test_a_childs_ready_line_is_taken_and_the_rest_is_relayed(capfd: pytes
     assert await child.wait() == 0
     assert (await child.ready)["address"] == "a:1"
     assert capfd.readouterr().err == 'engine | hello\nengine | {"event" nonsense\n'
+
+
+async def test_a_child_shares_the_group_and_leaves_the_terminals_signals_to_the_launcher() -> None:
+    code = "import os, signal, sys; print(os.getpgrp(), file=sys.stderr); signal.raise_signal(signal.SIGINT); "
+    code += "print('survived', file=sys.stderr); signal.raise_signal(signal.SIGTERM)"
+    said = io.StringIO()
+    child = children.Child("c", [sys.executable, "-c", code], ENV, said)
+    await child.start()
+    assert await child.wait() == -signal.SIGTERM
+    assert said.getvalue() == f"c | {os.getpgrp()}\nc | survived\n"
 
 
 @pytest.mark.parametrize(("code", "words"), [(3, "exit code 3"), (-9, "signal SIGKILL"), (-250, "signal 250")])

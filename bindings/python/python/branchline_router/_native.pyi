@@ -2,6 +2,18 @@
 
 from collections.abc import Sequence
 from os import PathLike
+from typing import final
+
+__all__ = [
+    "ConfigError",
+    "ForkError",
+    "NativeRouter",
+    "RouterError",
+    "StartError",
+    "StateError",
+    "reference",
+    "run_cli",
+]
 
 class RouterError(Exception): ...
 class ConfigError(RouterError): ...
@@ -9,6 +21,7 @@ class StartError(RouterError): ...
 class StateError(RouterError): ...
 class ForkError(RouterError): ...
 
+@final
 class NativeRouter:
     def __new__(
         cls, arguments: Sequence[tuple[str, Sequence[str]]], config: str | PathLike[str] | None = None

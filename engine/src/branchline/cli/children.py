@@ -1,6 +1,7 @@
-"""A child process of the launcher: started in its own group, tied to the launcher's life, its output relayed.
+"""A child process of the launcher: in its process group, tied to its life, its output relayed.
 
-Owns the pipes and the process group. Must not decide what to start nor when to restart it. Event loop only.
+The group is shared so that a terminal's stop and continue reach all; its Ctrl-C is kept from children, which the
+launcher ends in order (see parent.py). Owns the pipes. Must not decide what to start nor when to restart it. Event loop only.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, which then stops all in order
         )
         assert self._process.stdout is not None and self._process.stderr is not None
         relays = (self._relay(self._process.stdout), self._relay(self._process.stderr))
@@ -86,11 +86,10 @@ class Child:
         return code
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its whole group; nothing if it has ended."""
-        if self.is_running:
-            assert self._process is not None
+        """Send a signal to it; nothing if it has ended."""
+        if self._process is not None and self._process.returncode is None:
             try:
-                os.killpg(self._process.pid, number)
+                self._process.send_signal(number)
             except ProcessLookupError:
                 return
 

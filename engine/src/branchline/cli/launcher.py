@@ -119,7 +119,7 @@ class Launcher:
         command = [sys.executable, "-m", "branchline.cli", "engine", plan.model, *plan.engine_arguments]
         command += ["--host=127.0.0.1", f"--port={port}", f"--parent-pid={os.getpid()}"]
         if plan.workers > 1 and plan.threads == 0:
-            command.append(f"--threads={max(1, (os.cpu_count() or 1) // plan.workers)}")
+            command.append(f"--threads={max(1, len(os.sched_getaffinity(0)) // plan.workers)}")
         env = {**plan.env, **({"BRANCHLINE_TOKEN": plan.token} if plan.token else {})}
         return Child("engine" if plan.workers == 1 else f"engine {number + 1}", command, env)
 

@@ -1,6 +1,7 @@
 """Ties a process to its parent's life, so that a killed launcher leaves no orphan. Linux only.
 
-As a program (`python -m branchline.cli.parent PID COMMAND…`) it ties itself and becomes COMMAND.
+As a program (`python -m branchline.cli.parent PID COMMAND…`) it ties itself and becomes COMMAND, to which the
+terminal's signals are blocked: they go to the whole process group, and the parent alone acts on them.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def _main() -> None:
     _bind()  # survives exec
     if os.getppid() != int(pid):
         sys.exit(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})  # so does this
     os.execv(command[0], command)
 
 
