@@ -39,7 +39,7 @@ lint: setup-dev ## formatting, lints, types, import walls, generated files, shap
 	@cargo clippy --release --locked --workspace --all-targets -q -- -D warnings
 	$(call STAGE,Python lints and types)
 	@.venv/bin/ruff format -q --check . && .venv/bin/ruff check -q .
-	@.venv/bin/mypy -q
+	@.venv/bin/mypy --no-error-summary
 	@.venv/bin/lint-imports --no-logo 2>&1 | tail -20
 	$(call STAGE,generated files and shape)
 	@$(PY) scripts/gen_proto.py --check
