@@ -13,8 +13,12 @@ use crate::identity::HashMap;
 /// Bytes of prompt text a block.
 pub const BLOCK_BYTES: usize = 256;
 
-/// Memory of an entry: itself, and its place in the map at its emptiest.
-const ENTRY_BYTES: usize = size_of::<Entry>() + 2 * (size_of::<(u64, u32)>() + 1);
+/// Memory of a bucket of the map: a pair and its control byte.
+const BUCKET_BYTES: usize = size_of::<(u64, u32)>() + 1;
+
+/// Memory of an entry: itself, and its share of the map at its emptiest. A map fills 7/8 of its buckets; removals leave
+/// marks that make it double when more than half of that is in use, so an entry may have up to 32/7 buckets.
+const ENTRY_BYTES: usize = size_of::<Entry>() + (32 * BUCKET_BYTES).div_ceil(7);
 
 /// End of the list.
 const NONE: u32 = u32::MAX;
@@ -32,6 +36,8 @@ struct Entry {
 #[derive(Debug)]
 pub struct TextIndex {
     places: HashMap<u32>,
+    /// Most entries the map has had room for; its own count leaves out places that removals spoilt.
+    room: usize,
     entries: Vec<Entry>,
     limit: usize,
     freshest: u32,
@@ -44,7 +50,7 @@ impl TextIndex {
     /// An index of at most `budget` bytes.
     pub fn new(budget: usize) -> Self {
         let limit = (budget / ENTRY_BYTES).clamp(1, NONE as usize - 1);
-        Self { places: HashMap::default(), entries: Vec::new(), limit, freshest: NONE, stalest: NONE, slots: Vec::new() }
+        Self { places: HashMap::default(), room: 0, entries: Vec::new(), limit, freshest: NONE, stalest: NONE, slots: Vec::new() }
     }
 
     /// Chained hashes of the whole blocks of `text` within `namespace`.
@@ -121,7 +127,7 @@ impl TextIndex {
 
     /// Bytes allocated.
     pub fn memory(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>() + self.places.capacity() * (size_of::<(u64, u32)>() + 1) * 8 / 7
+        self.entries.capacity() * size_of::<Entry>() + self.room * BUCKET_BYTES * 8 / 7
     }
 
     fn slot(&self, worker: WorkerId) -> Option<usize> {
@@ -165,6 +171,7 @@ impl TextIndex {
             place
         };
         self.places.insert(hash, place);
+        self.room = self.room.max(self.places.capacity());
         self.link(place);
         place
     }

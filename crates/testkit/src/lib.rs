@@ -3,7 +3,6 @@
 //! For tests only. Waits are on conditions, bounded by [`within`].
 
 mod engine;
-pub mod http;
 mod scripted;
 mod tokenizer;
 

@@ -2,14 +2,16 @@
 //!
 //! It speaks raw HTTP/1.1 so that it can break it. What it saw is recorded and can be waited for.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 /// One request as it came over the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +27,12 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// The first header of that name.
+    /// The target without its query.
+    pub fn path(&self) -> &str {
+        self.target.split('?').next().unwrap_or_default()
+    }
+
+    /// The first header of that name (in lower case).
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
@@ -51,7 +58,7 @@ pub enum Step {
 /// What happened so far.
 #[derive(Debug, Clone, Default)]
 pub struct Record {
-    /// Requests other than probes, in order.
+    /// Requests other than GET, in order.
     pub seen: Vec<Seen>,
     /// Connections that the peer ended while a script was still running.
     pub left: usize,
@@ -61,54 +68,47 @@ pub struct Record {
     pub open: usize,
     /// Connections accepted.
     pub accepted: usize,
+    /// Whether the port is open.
+    pub listening: bool,
+}
+
+impl Record {
+    /// Requests for `path` (query left out) so far, in order.
+    pub fn requests(&self, path: &str) -> Vec<&Seen> {
+        self.seen.iter().filter(|seen| seen.path() == path).collect()
+    }
 }
 
 type Script = dyn Fn(&Seen) -> Vec<Step> + Send + Sync;
 
 struct Shared {
     script: Box<Script>,
+    /// Answers by path, before the script.
+    fixed: Mutex<HashMap<String, Vec<Step>>>,
     record: watch::Sender<Record>,
 }
 
 /// The worker; dropping it closes its port and connections.
 pub struct ScriptedWorker {
     address: SocketAddr,
-    record: watch::Receiver<Record>,
-    _stop: DropGuard,
+    shared: Arc<Shared>,
+    running: Mutex<CancellationToken>,
 }
 
 impl ScriptedWorker {
-    /// Starts one on a free port. `GET /health` answers 200 and `GET /v1/models` 404 without asking the script.
+    /// Starts one on a free port. `GET /health` answers 200 and `GET /v1/models` 404 unless [`Self::on`] says else.
     ///
     /// # Errors
     /// If no port can be had.
     pub async fn start(script: impl Fn(&Seen) -> Vec<Step> + Send + Sync + 'static) -> std::io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let (sender, record) = watch::channel(Record::default());
-        let shared = Arc::new(Shared { script: Box::new(script), record: sender });
-        let stop = CancellationToken::new();
-        let token = stop.clone();
-        tokio::spawn(async move {
-            loop {
-                tokio::select! {
-                    () = token.cancelled() => return,
-                    accepted = listener.accept() => {
-                        let Ok((stream, _)) = accepted else { continue };
-                        let (shared, token) = (Arc::clone(&shared), token.clone());
-                        tokio::spawn(async move {
-                            shared.record.send_modify(|record| { record.open += 1; record.accepted += 1; });
-                            tokio::select! {
-                                () = token.cancelled() => {}
-                                _ = serve(stream, &shared) => {}
-                            }
-                            shared.record.send_modify(|record| record.open -= 1);
-                        });
-                    }
-                }
-            }
-        });
-        Ok(Self { address, record, _stop: stop.drop_guard() })
+        let shared = Shared { script: Box::new(script), fixed: Mutex::default(), record: watch::Sender::default() };
+        let worker = Self { address, shared: Arc::new(shared), running: Mutex::default() };
+        worker.on("/health", vec![Step::Send(response(200, &[], b""))]);
+        worker.on("/v1/models", vec![Step::Send(response(404, &[], b"{}"))]);
+        worker.serve(listener);
+        Ok(worker)
     }
 
     /// Its address as a worker URL.
@@ -116,16 +116,99 @@ impl ScriptedWorker {
         format!("http://{}", self.address)
     }
 
+    /// Answers requests for `path` (without query) like this from now on, in place of the script.
+    pub fn on(&self, path: &str, steps: Vec<Step>) {
+        self.shared.fixed.lock().insert(path.to_owned(), steps);
+    }
+
+    /// Lists these models at `/v1/models`.
+    pub fn serve_models(&self, names: &[&str]) {
+        let rows: Vec<_> = names.iter().map(|name| serde_json::json!({"id": name, "object": "model"})).collect();
+        let list = serde_json::json!({"object": "list", "data": rows}).to_string();
+        let headers = [("content-type", "application/json")];
+        self.on("/v1/models", vec![Step::Send(response(200, &headers, list.as_bytes()))]);
+    }
+
     /// What happened so far.
     pub fn record(&self) -> Record {
-        self.record.borrow().clone()
+        self.shared.record.borrow().clone()
     }
 
     /// Waits until the record satisfies a condition; answers it, or `None` after ten seconds.
     pub async fn wait_for(&self, condition: impl Fn(&Record) -> bool) -> Option<Record> {
-        let mut record = self.record.clone();
+        let mut record = self.shared.record.subscribe();
         let waited = tokio::time::timeout(Duration::from_secs(10), record.wait_for(|record| condition(record))).await;
         waited.ok()?.ok().map(|record| record.clone())
+    }
+
+    /// Waits until no flooded byte has been taken for `silence`; answers all that were taken.
+    pub async fn wait_for_still(&self, silence: Duration) -> usize {
+        let mut record = self.shared.record.subscribe();
+        let mut taken = record.borrow_and_update().flooded;
+        loop {
+            let more = record.wait_for(|record| record.flooded > taken);
+            match tokio::time::timeout(silence, more).await {
+                Ok(Ok(record)) => taken = record.flooded,
+                Ok(Err(_)) | Err(_) => return taken,
+            }
+        }
+    }
+
+    /// Closes the port and every connection, as a dead process does.
+    pub fn stop(&self) {
+        self.running.lock().cancel();
+    }
+
+    /// Listens on the same port again once every connection is closed.
+    ///
+    /// # Errors
+    /// If the port can't be had again.
+    pub async fn restart(&self) -> std::io::Result<()> {
+        self.stop();
+        self.wait_for(|record| record.open == 0 && !record.listening).await;
+        let listener = TcpListener::bind(self.address).await?;
+        self.serve(listener);
+        Ok(())
+    }
+
+    fn serve(&self, listener: TcpListener) {
+        let token = CancellationToken::new();
+        *self.running.lock() = token.clone();
+        let shared = Arc::clone(&self.shared);
+        shared.record.send_modify(|record| record.listening = true);
+        tokio::spawn(async move {
+            accept(listener, &shared, &token).await;
+            shared.record.send_modify(|record| record.listening = false);
+        });
+    }
+}
+
+impl Drop for ScriptedWorker {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Takes connections until stopped; the port is closed when this returns.
+async fn accept(listener: TcpListener, shared: &Arc<Shared>, token: &CancellationToken) {
+    loop {
+        let accepted = tokio::select! {
+            () = token.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((stream, _)) = accepted else { continue };
+        shared.record.send_modify(|record| {
+            record.open += 1;
+            record.accepted += 1;
+        });
+        let (shared, token) = (Arc::clone(shared), token.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = token.cancelled() => {}
+                _ = serve(stream, &shared) => {}
+            }
+            shared.record.send_modify(|record| record.open -= 1);
+        });
     }
 }
 
@@ -133,15 +216,12 @@ async fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = Vec::new();
     while let Some(seen) = read_request(&mut stream, &mut buffer).await? {
-        let steps = match (seen.method.as_str(), seen.target.as_str()) {
-            ("GET", "/health") => vec![Step::Send(response(200, &[], b""))],
-            ("GET", "/v1/models") => vec![Step::Send(response(404, &[], b"{}"))],
-            _ => {
-                let steps = (shared.script)(&seen);
-                shared.record.send_modify(|record| record.seen.push(seen));
-                steps
-            }
-        };
+        let fixed = shared.fixed.lock().get(seen.path()).cloned();
+        let steps = fixed.unwrap_or_else(|| (shared.script)(&seen));
+        // Polls of health and models would only be in the way.
+        if seen.method != "GET" {
+            shared.record.send_modify(|record| record.seen.push(seen));
+        }
         for step in steps {
             if !take(step, &mut stream, shared).await? {
                 return Ok(());

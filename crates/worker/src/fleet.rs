@@ -94,6 +94,7 @@ impl Fleet {
             for gauge in [&shared.metrics.worker_ready, &shared.metrics.worker_in_flight] {
                 gauge.remove([task.url.clone()]);
             }
+            shared.metrics.worker_failures.remove([task.url.clone()]);
         });
         Ok(worker)
     }
@@ -127,6 +128,7 @@ impl Fleet {
         };
         // Out of time is an answer too.
         let _ = tokio::time::timeout(grace, worker.load.drained()).await;
+        worker.status.retire();
         worker.cancel.cancel();
         Ok(())
     }
@@ -253,6 +255,7 @@ impl Fleet {
 
     /// Ends all tasks and connections; live requests fail. Completes when they are gone.
     pub async fn shutdown(&self) {
+        self.workers.load().iter().for_each(|worker| worker.status.retire());
         self.shared.cancel.cancel();
         self.shared.tracker.close();
         self.shared.tracker.wait().await;

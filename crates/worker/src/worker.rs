@@ -200,6 +200,8 @@ impl Worker {
 pub(crate) struct Status {
     url: Arc<str>,
     ready: AtomicBool,
+    /// Taken out on purpose: whatever breaks from now on is nobody's failure.
+    retired: AtomicBool,
     reason: Mutex<String>,
     metrics: Arc<Metrics>,
     changed: tokio::sync::watch::Sender<u64>,
@@ -208,7 +210,9 @@ pub(crate) struct Status {
 impl Status {
     pub(crate) fn new(url: &str, metrics: Arc<Metrics>, changed: tokio::sync::watch::Sender<u64>) -> Self {
         metrics.worker_ready.with([url.to_owned()]).set(0);
-        Self { url: url.into(), ready: AtomicBool::new(false), reason: Mutex::new("not reached yet".into()), metrics, changed }
+        let reason = Mutex::new("not reached yet".into());
+        let (ready, retired) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { url: url.into(), ready, retired, reason, metrics, changed }
     }
 
     pub(crate) fn is_ready(&self) -> bool {
@@ -219,8 +223,19 @@ impl Status {
         self.reason.lock().clone()
     }
 
+    /// The worker leaves the fleet, by removal or shutdown. It is not ready ever after.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+        self.ready.store(false, Ordering::Release);
+        "removed from the fleet".clone_into(&mut self.reason.lock());
+        self.changed.send_modify(|count| *count += 1);
+    }
+
     /// The worker may be chosen from now on.
     pub(crate) fn set_ready(&self) {
+        if self.retired.load(Ordering::Acquire) {
+            return;
+        }
         self.reason.lock().clear();
         if !self.ready.swap(true, Ordering::AcqRel) {
             tracing::info!(worker = %self.url, "worker is ready");
@@ -231,6 +246,9 @@ impl Status {
 
     /// The worker must not be chosen; `reason` is shown on admin pages.
     pub(crate) fn set_down(&self, reason: &str) {
+        if self.retired.load(Ordering::Acquire) {
+            return;
+        }
         let mut held = self.reason.lock();
         let news = *held != reason;
         reason.clone_into(&mut held);

@@ -331,3 +331,22 @@ async fn shutdown_ends_every_task_and_fails_what_lives() {
     assert_eq!(next(&mut stream).await.unwrap().unwrap_err().code, ErrorCode::UpstreamFailed);
     assert_eq!(fleet.add("http://127.0.0.1:1").unwrap_err().code, ErrorCode::Unavailable);
 }
+
+#[tokio::test]
+async fn an_engine_taken_out_on_purpose_is_no_failure_and_leaves_no_series() {
+    let engine = FakeEngine::start(EngineSetup::default()).await.unwrap();
+    for by_removal in [true, false] {
+        let metrics = Arc::new(Metrics::default());
+        let fleet = Fleet::new(FleetOptions::default(), metrics.clone());
+        let worker = fleet.add(&engine.url()).unwrap();
+        within("readiness", fleet.wait_until(|_| worker.is_ready())).await;
+        assert!(metrics.encode().contains(&engine.url()));
+        if by_removal {
+            fleet.remove(worker.id, Duration::ZERO).await.unwrap();
+        }
+        within("shutdown", fleet.shutdown()).await;
+        assert!(!worker.is_ready());
+        assert_eq!(worker.info().reason, "removed from the fleet");
+        assert!(!metrics.encode().contains(&engine.url()), "{}", metrics.encode());
+    }
+}

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use branchline_core::ErrorCode;
 use branchline_telemetry::Metrics;
-use branchline_testkit::http::{Reply, ScriptedWorker};
-use branchline_testkit::within;
+use branchline_testkit::{ScriptedWorker, Step, chunk, event_stream, last_chunk, response, within};
 use branchline_worker::{Fleet, FleetOptions, PolicyKind, RouteQuery, Transport, Worker};
 use bytes::Bytes;
 use http::Request;
@@ -16,8 +15,17 @@ fn options() -> FleetOptions {
     FleetOptions { health_interval: Duration::from_millis(100), health_retry: Duration::from_millis(20), ..Default::default() }
 }
 
+async fn scripted() -> ScriptedWorker {
+    ScriptedWorker::start(|_| vec![Step::Send(response(404, &[], b"not found"))]).await.unwrap()
+}
+
+/// A chunked answer in one piece.
+fn x() -> Vec<Step> {
+    vec![event_stream(), chunk(b"x"), last_chunk()]
+}
+
 async fn one() -> (ScriptedWorker, Arc<Fleet>, Arc<Worker>) {
-    let scripted = ScriptedWorker::start().await.unwrap();
+    let scripted = scripted().await;
     let fleet = Fleet::new(options(), Arc::new(Metrics::default()));
     let worker = fleet.add(&scripted.url()).unwrap();
     within("readiness", fleet.wait_until(|_| worker.is_ready())).await;
@@ -36,12 +44,15 @@ async fn exchange(worker: &Worker, path: &str) -> branchline_core::Result<Bytes>
 #[tokio::test]
 async fn a_request_and_its_answer_pass_untouched() {
     let (scripted, _fleet, worker) = one().await;
-    scripted.on("/v1/completions", Reply::events().header("X-Odd", "a  b").chunk("data: a\n\n").chunk("data: [D").chunk("ONE]\n\n"));
+    let head = b"HTTP/1.1 200 OK\r\nX-Odd: a  b\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+    let pieces = [chunk(b"data: a\n\n"), chunk(b"data: [D"), chunk(b"ONE]\n\n"), last_chunk()];
+    scripted.on("/v1/completions", [Step::Send(head)].into_iter().chain(pieces).collect());
     let response = worker.http().unwrap().send(post("/v1/completions?x=1", r#"{"a": 1}"#)).await.unwrap();
     assert_eq!((response.status().as_u16(), response.headers()["x-odd"].as_bytes()), (200, &b"a  b"[..]));
     let body = response.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "data: a\n\ndata: [DONE]\n\n");
-    let seen = &scripted.requests("/v1/completions")[0];
+    let record = scripted.record();
+    let seen = record.requests("/v1/completions")[0];
     assert_eq!((seen.target.as_str(), &seen.body[..]), ("/v1/completions?x=1", &br#"{"a": 1}"#[..]));
     assert_eq!((seen.header("x-custom"), seen.header("host")), (Some("kept"), scripted.url().strip_prefix("http://")));
 }
@@ -49,19 +60,20 @@ async fn a_request_and_its_answer_pass_untouched() {
 #[tokio::test]
 async fn an_ended_answer_gives_its_connection_back() {
     let (scripted, _fleet, worker) = one().await;
-    scripted.on("/a", Reply::new(200).chunk("x"));
+    scripted.on("/a", x());
     exchange(&worker, "/a").await.unwrap();
-    let before = scripted.connections();
+    let before = scripted.record().open;
     for _ in 0..20 {
         exchange(&worker, "/a").await.unwrap();
     }
-    assert!(scripted.connections() <= before + 1, "{} connections after {before}", scripted.connections());
+    let after = scripted.record().open;
+    assert!(after <= before + 1, "{after} connections after {before}");
 }
 
 #[tokio::test]
 async fn a_connection_that_was_closed_while_idle_is_replaced_once() {
     let (scripted, fleet, worker) = one().await;
-    scripted.on("/a", Reply::new(200).chunk("x"));
+    scripted.on("/a", x());
     exchange(&worker, "/a").await.unwrap();
     scripted.restart().await.unwrap();
     assert_eq!(exchange(&worker, "/a").await.unwrap(), "x");
@@ -71,26 +83,26 @@ async fn a_connection_that_was_closed_while_idle_is_replaced_once() {
 #[tokio::test]
 async fn dropping_the_answer_closes_the_connection_to_the_worker() {
     let (scripted, _fleet, worker) = one().await;
-    scripted.on("/held", Reply::events().chunk("data: 1\n\n").hold());
+    scripted.on("/held", vec![event_stream(), chunk(b"data: 1\n\n"), Step::Hold]);
     let mut response = worker.http().unwrap().send(post("/held", "{}")).await.unwrap();
     response.frame().await.unwrap().unwrap();
     drop(response);
-    within("the worker sees it", scripted.wait_for_aborts(1)).await;
-    scripted.on("/silent", Reply::new(200).silent());
+    scripted.wait_for(|record| record.left == 1).await.expect("the worker sees it");
+    scripted.on("/silent", vec![Step::Hold]);
     let waiting = tokio::spawn({
         let worker = worker.clone();
         async move { exchange(&worker, "/silent").await }
     });
-    within("the request", scripted.wait_for_requests("/silent", 1)).await;
+    scripted.wait_for(|record| record.requests("/silent").len() == 1).await.expect("the request");
     waiting.abort();
-    within("the worker sees this too", scripted.wait_for_aborts(2)).await;
+    scripted.wait_for(|record| record.left == 2).await.expect("the worker sees this too");
 }
 
 #[tokio::test]
 async fn an_answer_that_breaks_off_is_an_error_not_an_end() {
     let (scripted, _fleet, worker) = one().await;
-    for (path, reply) in [("/reset", Reply::events().chunk("a").reset()), ("/cut", Reply::events().chunk("a").cut())] {
-        scripted.on(path, reply);
+    for (path, end) in [("/reset", Step::Reset), ("/cut", Step::Close)] {
+        scripted.on(path, vec![event_stream(), chunk(b"a"), end]);
         let mut body = worker.http().unwrap().send(post(path, "{}")).await.unwrap().into_body();
         let first = body.frame().await.unwrap();
         if let Ok(frame) = first {
@@ -98,7 +110,7 @@ async fn an_answer_that_breaks_off_is_an_error_not_an_end() {
             assert_eq!(body.frame().await.unwrap().unwrap_err().code, ErrorCode::UpstreamFailed, "{path}");
         }
     }
-    scripted.on("/never", Reply::new(200).never());
+    scripted.on("/never", vec![Step::Reset]);
     assert_eq!(exchange(&worker, "/never").await.unwrap_err().code, ErrorCode::UpstreamFailed);
     assert!(worker.is_ready(), "a broken answer alone does not take a worker out");
 }
@@ -106,26 +118,20 @@ async fn an_answer_that_breaks_off_is_an_error_not_an_end() {
 #[tokio::test]
 async fn a_reader_that_does_not_read_holds_the_worker_back() {
     let (scripted, _fleet, worker) = one().await;
-    scripted.on("/flood", Reply::events().repeat(vec![b'x'; 64 << 10], 3200));
+    let Step::Send(piece) = chunk(&[b'x'; 64 << 10]) else { unreachable!("a chunk is sent") };
+    scripted.on("/flood", vec![event_stream(), Step::Flood(piece)]);
     let response = worker.http().unwrap().send(post("/flood", "{}")).await.unwrap();
-    let mut last = u64::MAX;
-    within("the flood stands still", async {
-        while scripted.bytes_sent() != last {
-            last = scripted.bytes_sent();
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    })
-    .await;
-    assert!(last < 32 << 20, "{last} bytes taken without a reader");
+    let taken = within("the flood stands still", scripted.wait_for_still(Duration::from_millis(200))).await;
+    assert!(taken < 32 << 20, "{taken} bytes taken without a reader");
     drop(response);
-    within("the worker sees it", scripted.wait_for_aborts(1)).await;
+    scripted.wait_for(|record| record.left == 1).await.expect("the worker sees it");
 }
 
 #[tokio::test]
 async fn a_dead_worker_is_out_at_the_first_refusal_and_back_by_itself() {
     let (scripted, fleet, worker) = one().await;
     scripted.stop();
-    within("connections close", scripted.wait_for_connections(0)).await;
+    scripted.wait_for(|record| record.open == 0 && !record.listening).await.expect("it is dead");
     let started = Instant::now();
     let error = exchange(&worker, "/a").await.unwrap_err();
     assert_eq!(error.code, ErrorCode::Unavailable, "{error}");
@@ -138,10 +144,10 @@ async fn a_dead_worker_is_out_at_the_first_refusal_and_back_by_itself() {
 #[tokio::test]
 async fn an_unhealthy_answer_takes_the_worker_out_and_a_missing_health_path_does_not() {
     let (scripted, fleet, worker) = one().await;
-    scripted.on("/health", Reply::new(503).body("loading"));
+    scripted.on("/health", vec![Step::Send(response(503, &[], b"loading"))]);
     within("unready", fleet.wait_until(|_| !worker.is_ready())).await;
     assert!(worker.info().reason.contains("503"), "{}", worker.info().reason);
-    scripted.on("/health", Reply::new(404).body("no such path"));
+    scripted.on("/health", vec![Step::Send(response(404, &[], b"no such path"))]);
     within("readiness", fleet.wait_until(|_| worker.is_ready())).await;
 }
 
@@ -163,7 +169,7 @@ async fn prompts_return_to_the_worker_that_saw_them_and_new_ones_spread() {
     let mut workers = Vec::new();
     let fleet = Fleet::new(FleetOptions { policy: PolicyKind::CacheAware, seed: Some(5), ..options() }, Arc::new(Metrics::default()));
     for _ in 0..4 {
-        let scripted = ScriptedWorker::start().await.unwrap();
+        let scripted = scripted().await;
         fleet.add(&scripted.url()).unwrap();
         workers.push(scripted);
     }
@@ -185,4 +191,14 @@ async fn prompts_return_to_the_worker_that_saw_them_and_new_ones_spread() {
         assert_ne!(other.worker.id, id);
     }
     assert!(counts.iter().all(|count| *count > 25), "{counts:?}");
+}
+
+#[tokio::test]
+async fn a_young_connection_that_breaks_under_a_request_is_not_tried_again() {
+    let (scripted, _fleet, worker) = one().await;
+    scripted.on("/a", x());
+    exchange(&worker, "/a").await.unwrap();
+    scripted.on("/bad", vec![Step::Reset]);
+    assert_eq!(exchange(&worker, "/bad").await.unwrap_err().code, ErrorCode::UpstreamFailed);
+    assert_eq!(scripted.record().requests("/bad").len(), 1);
 }

@@ -1,5 +1,7 @@
 //! A request of `/generate`, spread into one item a prompt.
 
+use std::collections::HashSet;
+
 use branchline_core::{Error, Result};
 use serde_json::{Map, Value};
 
@@ -202,7 +204,17 @@ fn rids(fields: &Fields<'_>, count: usize, batch: bool) -> Result<Vec<Option<Str
             let rid = request_id(value, "rid")?;
             (0..count).map(|item| request_id(&format!("{rid}_{item}").into(), "rid").map(Some)).collect()
         }
-        _ => spread(fields, "rid", count, batch, None, |value, path| request_id(value, path).map(Some)),
+        _ => {
+            let rids = spread(fields, "rid", count, batch, None, |value, path| request_id(value, path).map(Some))?;
+            let mut seen = HashSet::new();
+            match rids.iter().flatten().find(|rid| !seen.insert(rid.as_str())) {
+                Some(twice) => {
+                    let text = format!("`rid` has {twice:?} more than once; send another id for each prompt");
+                    Err(Error::invalid("rid", text))
+                }
+                None => Ok(rids),
+            }
+        }
     }
 }
 

@@ -112,3 +112,12 @@ fn max_new_tokens_zero_plants_a_prefix() {
     let request = read(json!({"text": "a", "sampling_params": {"max_new_tokens": 0}})).unwrap();
     assert_eq!(request.items[0].sampling.max_tokens, Some(0));
 }
+
+#[test]
+fn an_id_that_stands_twice_in_a_batch_is_refused_by_name() {
+    let error = read(json!({"text": ["a", "b", "c"], "rid": ["x", null, "x"]})).unwrap_err();
+    assert_eq!((error.code, error.field.as_deref()), (branchline_core::ErrorCode::InvalidArgument, Some("rid")));
+    assert!(error.message.contains("\"x\""), "{}", error.message);
+    assert!(read(json!({"text": ["a", "b"], "rid": [null, null]})).is_ok());
+    assert!(read(json!({"text": ["a", "b"], "rid": ["x", "y"]})).is_ok());
+}

@@ -105,6 +105,12 @@ const CHAT_TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message
 type Frames = mpsc::UnboundedSender<std::result::Result<proto::AttachResponse, Status>>;
 type Batches = mpsc::UnboundedSender<std::result::Result<proto::SubscribeKvEventsResponse, Status>>;
 
+/// One step's message.
+fn frame(step: u64, deltas: Vec<proto::SequenceDelta>) -> proto::AttachResponse {
+    let frame = proto::StepFrame { step, deltas };
+    proto::AttachResponse { message: Some(proto::attach_response::Message::Frame(frame)) }
+}
+
 /// What was received, and the streams to answer on.
 struct State {
     setup: Mutex<EngineSetup>,
@@ -113,6 +119,10 @@ struct State {
     cancels: Mutex<Vec<u64>>,
     aborts: Mutex<Vec<proto::AbortRequest>>,
     frames: Mutex<Option<Frames>>,
+    /// `Generate` streams without a script, in order of arrival.
+    singles: Mutex<Vec<Frames>>,
+    /// Messages with news sent so far.
+    messages: AtomicU64,
     batches: Mutex<Option<Batches>>,
     /// Blocks in the opening snapshot of the next subscription.
     snapshot: Mutex<Vec<u64>>,
@@ -155,6 +165,8 @@ impl FakeEngine {
             cancels: Mutex::default(),
             aborts: Mutex::default(),
             frames: Mutex::default(),
+            singles: Mutex::default(),
+            messages: AtomicU64::new(0),
             batches: Mutex::default(),
             snapshot: Mutex::default(),
             subscriptions: AtomicU64::new(0),
@@ -187,10 +199,36 @@ impl FakeEngine {
     /// Sends a frame on the present stream. Nothing happens while no gateway is attached.
     pub fn emit(&self, deltas: Vec<proto::SequenceDelta>) {
         let step = self.state.step.fetch_add(1, Ordering::Relaxed);
-        let frame = proto::attach_response::Message::Frame(proto::StepFrame { step, deltas });
         if let Some(frames) = &*self.state.frames.lock() {
-            let _ = frames.send(Ok(proto::AttachResponse { message: Some(frame) }));
+            self.state.messages.fetch_add(1, Ordering::Relaxed);
+            let _ = frames.send(Ok(frame(step, deltas)));
         }
+    }
+
+    /// Sends each delta on the `Generate` stream whose place of arrival (from 0) is its handle.
+    pub fn emit_singly(&self, deltas: Vec<proto::SequenceDelta>) {
+        let singles = self.state.singles.lock();
+        for delta in deltas {
+            if let Some(stream) = singles.get(delta.handle as usize) {
+                self.state.messages.fetch_add(1, Ordering::Relaxed);
+                let _ = stream.send(Ok(frame(0, vec![delta])));
+            }
+        }
+    }
+
+    /// `Generate` streams waiting for [`Self::emit_singly`].
+    pub fn singles(&self) -> usize {
+        self.state.singles.lock().len()
+    }
+
+    /// Forgets the `Generate` streams, which ends them.
+    pub fn end_singles(&self) {
+        self.state.singles.lock().clear();
+    }
+
+    /// Messages sent by [`Self::emit`] and [`Self::emit_singly`].
+    pub fn messages(&self) -> u64 {
+        self.state.messages.load(Ordering::Relaxed)
     }
 
     /// Sends a batch on the present event stream.

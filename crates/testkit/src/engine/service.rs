@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Act, Frames, State};
+use super::{Act, Frames, State, frame};
 
 pub(super) struct Service {
     pub(super) state: Arc<State>,
@@ -44,9 +44,8 @@ async fn play(state: Arc<State>, frames: Frames, handle: u64, acts: Vec<Act>) {
             }
             Act::Send(delta) => {
                 let step = state.step.fetch_add(1, Ordering::Relaxed);
-                let deltas = vec![proto::SequenceDelta { handle, ..*delta }];
-                let frame = proto::AttachResponse { message: Some(Answer::Frame(proto::StepFrame { step, deltas })) };
-                if frames.send(Ok(frame)).is_err() {
+                let news = frame(step, vec![proto::SequenceDelta { handle, ..*delta }]);
+                if frames.send(Ok(news)).is_err() {
                     return;
                 }
             }
@@ -94,12 +93,15 @@ impl Engine for Service {
     async fn generate(&self, request: Request<proto::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         self.admit(&request)?;
         let script = self.state.script.lock().clone();
-        let acts = script.map(|script| script(request.get_ref())).unwrap_or_default();
         let (frames, outbound) = mpsc::unbounded_channel();
-        tokio::spawn(play(self.state.clone(), frames, 0, acts));
+        match script {
+            Some(script) => drop(tokio::spawn(play(self.state.clone(), frames, 0, script(request.get_ref())))),
+            None => self.state.singles.lock().push(frames),
+        }
+        self.state.changed();
         let answers = UnboundedReceiverStream::new(outbound).map(|answer| {
             answer.map(|answer| match answer.message {
-                Some(Answer::Frame(frame)) => proto::GenerateResponse { deltas: frame.deltas },
+                Some(Answer::Frame(step)) => proto::GenerateResponse { deltas: step.deltas },
                 _ => proto::GenerateResponse::default(),
             })
         });

@@ -61,7 +61,6 @@ pub(crate) async fn supervise(worker: &Worker, engine: &Engine, shared: &Shared,
         }
         backoff = (backoff * 2).min(shared.options.backoff_max);
     }
-    worker.status.set_down("removed from the fleet");
 }
 
 /// An attached engine.

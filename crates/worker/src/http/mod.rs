@@ -70,15 +70,16 @@ impl HttpWorker {
     /// Sends a request; its URI's path and query and its headers go out as they are, `host` is set.
     ///
     /// The answer's body streams with back pressure. A connection that the worker had closed while idle is
-    /// replaced once. Fails with `Unavailable` if there is no connection (nothing was sent; another worker may be
+    /// replaced once; one that breaks under the request is not, for the worker may have begun on it. Fails with `Unavailable` if there is no connection (nothing was sent; another worker may be
     /// tried) and `UpstreamFailed` if the worker broke off before its head. Dropping the future or the body
     /// closes the connection.
     pub async fn send(&self, request: Request<Bytes>) -> Result<Response<ResponseBody>> {
         let request = self.localise(request);
         let lease = self.reach(self.pool.checkout().await)?;
-        let reused = lease.reused;
+        let (reused, stale) = (lease.reused, lease.stale);
         match self.exchange(lease, request.clone()).await {
-            Err(cause) if reused && !cause.is_parse() && !cause.is_user() => {
+            // Never sent, or sent into a connection that was being closed.
+            Err(cause) if (reused && cause.is_canceled()) || (stale && !cause.is_parse() && !cause.is_user()) => {
                 let lease = self.reach(self.pool.connect().await)?;
                 self.exchange(lease, request).await
             }

@@ -18,6 +18,9 @@ use tokio_util::task::TaskTracker;
 /// A connection whose answer has just ended becomes ready within a turn of its task; longer means it is stuck.
 const SETTLE: Duration = Duration::from_millis(2);
 
+/// No server closes a connection sooner than this after an answer: a younger one that breaks was broken by the request.
+const STALE_AFTER: Duration = Duration::from_secs(1);
+
 /// Idle connections and how to make more.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -42,8 +45,10 @@ pub(crate) struct Idle {
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) sender: SendRequest<Full<Bytes>>,
-    /// Has carried an exchange before, so the worker may have closed it meanwhile.
+    /// Has carried an exchange before.
     pub(crate) reused: bool,
+    /// Was idle for so long that the worker may be closing it just now.
+    pub(crate) stale: bool,
     pool: Arc<Pool>,
 }
 
@@ -62,9 +67,10 @@ impl Pool {
     /// An idle connection (the most recently used), or a new one.
     pub(crate) async fn checkout(self: &Arc<Self>) -> Result<Lease> {
         loop {
-            let Some(Idle { mut sender, .. }) = self.pop() else { break };
+            let Some(Idle { mut sender, since }) = self.pop() else { break };
             if let Ok(Ok(())) = tokio::time::timeout(SETTLE, sender.ready()).await {
-                return Ok(Lease { sender, reused: true, pool: self.clone() });
+                let stale = since.elapsed() >= STALE_AFTER;
+                return Ok(Lease { sender, reused: true, stale, pool: self.clone() });
             }
         }
         self.connect().await
@@ -103,6 +109,6 @@ impl Pool {
                 _ = connection => {}
             }
         });
-        Ok(Lease { sender, reused: false, pool: self.clone() })
+        Ok(Lease { sender, reused: false, stale: false, pool: self.clone() })
     }
 }
