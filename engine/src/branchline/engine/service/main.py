@@ -7,6 +7,7 @@ second signal cut it short, 2 if it can't start.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -105,6 +106,8 @@ async def _serve(config: EngineConfig, engine: assembly.Engine, progress: Progre
     stop = _stop_event()
     engine.loop.start()
     await server.start()
+    gc.collect()
+    gc.freeze()  # what is loaded stays: no later collection walks it in the middle of a step
     shown = f"[{config.host}]" if ":" in config.host else config.host
     address = f"{shown}:{server.port}"
     progress.say(f"serving {engine.model.served_names[0]} on grpc://{address}")
