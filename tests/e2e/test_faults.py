@@ -179,7 +179,7 @@ def test_token_of_the_engine_is_asked_for(tiny: TinyModels) -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("missing", ("no such", "does-not-exist")),
+        ("missing", ("does not exist", "does-not-exist.gguf")),
         ("truncated", ("truncated",)),
         ("not a model", ("GGUF",)),
         ("empty folder", ("config.json",)),

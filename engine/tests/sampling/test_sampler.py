@@ -16,6 +16,8 @@ from branchline.engine.types import RowPlan, SamplingParams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases.loader import case
+
 GREEDY = SamplingParams(temperature=0.0)
 CPU = torch.device("cpu")
 
@@ -30,14 +32,14 @@ def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
     return torch.randn((rows, vocab), generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def test_greedy_row_in_a_mixed_batch_is_not_divided_by_zero() -> None:
-    logits = torch.tensor([[0.1, 3.0, 2.0], [0.0, 0.0, 50.0]])
+def test_sampling_zero_and_one_temperature_rows() -> None:
+    of_case = case("sampling-zero-and-one-temperature-rows")
     plans = [
-        RowPlan(0, GREEDY, want_logprob=True, top_k=3),
-        RowPlan(1, SamplingParams(), seed=5, want_logprob=True, top_k=3),
+        RowPlan(row, SamplingParams(temperature=temperature), seed=5, want_logprob=True, top_k=3)
+        for row, temperature in enumerate(of_case["given"]["temperatures"])
     ]
-    results = sample(logits, plans)
-    assert [result.token_id for result in results] == [1, 2]
+    results = sample(torch.tensor(of_case["given"]["logits"]), plans)
+    assert [result.token_id for result in results] == of_case["right"]["sampled_ids"]
     values = [value for result in results for _, value in result.top or []]
     assert torch.isfinite(torch.tensor(values)).all()
 
@@ -46,14 +48,17 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
     assert tokens(torch.tensor([[1.0, 7.0, 7.0, 7.0]]), [RowPlan(0, GREEDY)]) == [1]
 
 
-def test_frequency_and_presence_count_output_tokens_only() -> None:
-    state = penalty_state((1, 1, 2), SamplingParams(frequency_penalty=0.5, presence_penalty=0.25))
+def test_sampling_penalties_output_only() -> None:
+    of_case = case("sampling-penalties-output-only")
+    values, right = of_case["given"], of_case["right"]
+    names = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+    state = penalty_state(tuple(values["prompt_ids"]), SamplingParams(**{name: values[name] for name in names}))
     assert state is not None
-    for token in (3, 3, 5):
+    for token in values["output_ids"]:
         state.observe(token)
-    logits = torch.zeros((1, 8))
+    logits = torch.tensor([values["logits"]], dtype=torch.float32)
     penalise(logits, [(0, state)])
-    assert torch.allclose(logits, torch.tensor([[0, 0, 0, -1.25, 0, -0.75, 0, 0]]), atol=1e-6)
+    assert torch.allclose(logits, torch.tensor([right["logits"]]), atol=right["abs_tol"])
 
 
 def test_repetition_penalty_shrinks_seen_ids_of_prompt_and_output() -> None:

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn alternatives_with_the_same_text_stay_separate_and_in_order() {
+    fn logprobs_top_same_text_stays_apart_and_in_order() {
         let answer = serde_json::to_value(ChatLogprobs::new(&[position()], &Bytes)).unwrap();
         let top = answer["content"][0]["top_logprobs"].as_array().unwrap();
         assert_eq!(top.len(), 4);

@@ -27,7 +27,7 @@ const FRAMING: [&str; 4] =
     ["data: {\"a\":1}\n", "\ndata: {\"a\":2}\r", "\n\r\nda", "ta: {\"a\":3}\n\n: ping\n\ndata:{\"a\":4}\n\n"];
 
 #[test]
-fn framing_variants_give_the_same_events_for_every_chunking() {
+fn stream_framing_variants_give_the_same_events_for_every_chunking() {
     let right = ["{\"a\":1}", "{\"a\":2}", "{\"a\":3}", "{\"a\":4}"];
     let joined = FRAMING.concat();
     let given: Vec<&[u8]> = FRAMING.iter().map(|chunk| chunk.as_bytes()).collect();
