@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs both kits on this build: benchmarks/run.sh [engine|router|scheduler|all=all]   Results go to benchmarks/out.
+# Runs both kits on this build: benchmarks/run.sh [engine|router|scheduler|tokenise|all=all]   Results go to benchmarks/out.
 # PEERS=DIR adds the peers that are installed there (benchmarks/README.md); REPEATS, SUITES and ROUNDS may be set.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -20,7 +20,7 @@ engine() {
     "$python" engine/tools/gguf_to_hf.py "$gguf" "$MODELS/smollm2-hf" --dtype bf16
     for type in bf16 q8_0; do "$python" engine/tools/gguf_recast.py "$gguf" "$MODELS/smollm2-$type.gguf" $type; done
   fi
-  local only=branchline-f32,branchline-bf16
+  local only=branchline-q4_1,branchline-q8_0,branchline-bf16,branchline-torch-f32
   if [ -n "${PEERS:-}" ]; then
     [ -d "$PEERS/skulk" ] && only+=,llama-q4_1,llama-q8_0,llama-bf16
     [ -x "$PEERS/vllm-v/bin/vllm" ] && only+=,vllm-bf16
@@ -40,9 +40,10 @@ router() {
     --var peers="${PEERS:-none}" --var branchline="$PWD/../../target/release/branchline-router" --out ../out/router.json | tee ../out/router.md)
 }
 scheduler() { "$python" engine_scheduler.py | tee out/scheduler.md; }
+tokenise() { "$python" tokenise.py | tee out/tokenise.md; }
 
 case $what in
-  engine|router|scheduler) $what ;;
-  all) scheduler; router; engine ;;
-  *) echo "usage: $0 [engine|router|scheduler|all]" >&2; exit 2 ;;
+  engine|router|scheduler|tokenise) $what ;;
+  all) scheduler; tokenise; router; engine ;;
+  *) echo "usage: $0 [engine|router|scheduler|tokenise|all]" >&2; exit 2 ;;
 esac
