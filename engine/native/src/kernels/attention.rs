@@ -58,7 +58,7 @@ pub(crate) struct Query {
     pub(crate) position: usize,
 }
 
-/// Queries of one sequence and one key head; at most Simd::TILE of them.
+/// Queries of one sequence and one key head; at most Simd::QUERIES of them.
 #[derive(Clone, Copy)]
 pub(crate) struct Attend<'a> {
     pub(crate) pool: Pool,
@@ -97,8 +97,8 @@ pub(crate) unsafe fn attend<S: Simd>(job: &Attend<'_>, scratch: &mut Scratch) {
     macro_rules! rows {
         ($($m:literal),*) => {
             match job.queries.len() {
-                $($m if $m <= S::TILE => tile::<S, $m>(job, scratch),)*
-                _ => unreachable!("at most Simd::TILE queries a call"),
+                $($m if $m <= S::QUERIES => tile::<S, $m>(job, scratch),)*
+                _ => unreachable!("at most Simd::QUERIES queries a call"),
             }
         };
     }
@@ -201,7 +201,7 @@ unsafe fn scores<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratc
 /// Vectors that `M` queries work on together, so that registers are used and loads shared.
 #[inline(always)]
 const fn wide<S: Simd, const M: usize>() -> usize {
-    if S::TILE < 12 {
+    if !S::PAIRS {
         1
     } else if M <= 4 {
         4

@@ -29,6 +29,8 @@ impl Simd for Avx2 {
     type I = I;
     type B = I;
     const TILE: usize = 3;
+    const QUERIES: usize = 3;
+    const PAIRS: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> F {
@@ -162,10 +164,9 @@ impl Simd for Avx2 {
     }
     /// Even and odd bytes are widened to 16 bits: `maddubs` would saturate on bytes above 128.
     #[inline(always)]
-    unsafe fn dot(acc: I, w: I, x: *const i8) -> I {
-        let four = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
-        let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(four));
-        let odd = _mm256_srai_epi16::<8>(four);
+    unsafe fn dot(acc: I, w: I, x: I) -> I {
+        let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x[0]));
+        let odd = _mm256_srai_epi16::<8>(x[0]);
         [half_dot(acc[0], w[0], even, odd), half_dot(acc[1], w[1], even, odd)]
     }
 }

@@ -11,7 +11,9 @@ impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
     type B = __m512i;
-    const TILE: usize = 12;
+    const TILE: usize = 6;
+    const QUERIES: usize = 12;
+    const PAIRS: bool = true;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
@@ -118,7 +120,7 @@ impl Simd for Avx512 {
         _mm512_and_si512(_mm512_srli_epi16::<4>(x), _mm512_set1_epi8(15))
     }
     #[inline(always)]
-    unsafe fn dot(acc: __m512i, w: __m512i, x: *const i8) -> __m512i {
-        _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x.cast::<i32>().read_unaligned()))
+    unsafe fn dot(acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        _mm512_dpbusd_epi32(acc, w, x)
     }
 }

@@ -95,23 +95,42 @@ pub(crate) unsafe fn gemm<S: Simd>(w: &WeightView, first: usize, last: usize, x:
             }
         };
     }
-    rows!(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12);
+    rows!(1, 2, 3, 4, 5, 6);
 }
 
 #[inline(always)]
 unsafe fn columns<S: Simd, const M: usize>(w: &WeightView, first: usize, last: usize, x: &Tile, out: Out) {
-    for group in first..last {
-        let acc = match w.kind {
-            Kind::Nibbles => nibbles::<S, M>(w, group, x),
-            Kind::Bytes => bytes::<S, M>(w, group, x),
-            Kind::Sixes => sixes::<S, M>(w, group, x),
-            Kind::F32 => floats::<S, M, 4>(w, group, x),
-            Kind::F16 => floats::<S, M, 2>(w, group, x),
-            Kind::Bf16 => floats::<S, M, 0>(w, group, x),
-        };
+    let mut group = first;
+    while group < last {
+        let to = Out { data: out.data.add((group - first) * 16), ..out };
+        // Two groups share each load of an activation; the order inside a sum is the same for one.
+        if S::PAIRS && group + 2 <= last {
+            groups::<S, M, 2>(w, group, x, to);
+            group += 2;
+        } else {
+            groups::<S, M, 1>(w, group, x, to);
+            group += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn groups<S: Simd, const M: usize, const W: usize>(w: &WeightView, group: usize, x: &Tile, out: Out) {
+    if W == 2 && !S::PAIRS {
+        return;
+    }
+    let acc = match w.kind {
+        Kind::Nibbles => nibbles::<S, M, W>(w, group, x),
+        Kind::Bytes => bytes::<S, M, W, false>(w, group, x),
+        Kind::Sixes => bytes::<S, M, W, true>(w, group, x),
+        Kind::F32 => floats::<S, M, W, 4>(w, group, x),
+        Kind::F16 => floats::<S, M, W, 2>(w, group, x),
+        Kind::Bf16 => floats::<S, M, W, 0>(w, group, x),
+    };
+    for g in 0..W {
         for m in 0..M {
-            let at = out.data.add(m * out.stride + (group - first) * 16);
-            let value = if out.add { S::add(S::load(at), acc[m]) } else { acc[m] };
+            let at = out.data.add(m * out.stride + g * 16);
+            let value = if out.add { S::add(S::load(at), acc[g][m]) } else { acc[g][m] };
             S::store(at, value);
         }
     }
@@ -129,34 +148,50 @@ unsafe fn prefetch(p: *const u8) {
 }
 
 #[inline(always)]
-unsafe fn nibbles<S: Simd, const M: usize>(w: &WeightView, group: usize, x: &Tile) -> [S::F; M] {
+unsafe fn nibbles<S: Simd, const M: usize, const W: usize>(w: &WeightView, group: usize, x: &Tile) -> [[S::F; M]; W] {
     let blocks = w.cols / 32;
-    let mut data = w.data.add(group * Kind::Nibbles.group_bytes(w.cols));
+    let stride = Kind::Nibbles.group_bytes(w.cols);
+    let mut data = w.data.add(group * stride);
     let mut at = group * blocks * 16;
     let mut q = x.q;
-    let mut acc = [S::splat(0.0); M];
+    let mut acc = [[S::splat(0.0); M]; W];
     for block in 0..blocks {
-        let mut dots = [S::splat_i(0); M];
+        let mut dots = [[S::splat_i(0); M]; W];
         for pair in 0..4 {
-            if M == 1 {
-                prefetch(data.wrapping_add(AHEAD + pair * 64));
+            let mut both = [S::bytes(data); W];
+            let mut part = both;
+            for g in 0..W {
+                let from = data.add(g * stride + pair * 64);
+                if M == 1 {
+                    prefetch(from.wrapping_add(AHEAD));
+                }
+                both[g] = S::bytes(from);
+                part[g] = S::low(both[g]);
             }
-            let both = S::bytes(data.add(pair * 64));
-            let low = S::low(both);
             for m in 0..M {
-                dots[m] = S::dot(dots[m], low, q.add((pair * 2 * M + m) * 4));
+                let four = S::four(q.add((pair * 2 * M + m) * 4));
+                for g in 0..W {
+                    dots[g][m] = S::dot(dots[g][m], part[g], four);
+                }
             }
-            let high = S::high(both);
+            for g in 0..W {
+                part[g] = S::high(both[g]);
+            }
             for m in 0..M {
-                dots[m] = S::dot(dots[m], high, q.add(((pair * 2 + 1) * M + m) * 4));
+                let four = S::four(q.add(((pair * 2 + 1) * M + m) * 4));
+                for g in 0..W {
+                    dots[g][m] = S::dot(dots[g][m], part[g], four);
+                }
             }
         }
-        let scale = S::load_f16(w.scales.add(at));
-        let min = S::load_f16(w.mins.add(at));
-        for m in 0..M {
-            let i = block * M + m;
-            acc[m] = S::fma(S::to_f(dots[m]), S::mul(scale, S::splat(*x.scale.add(i))), acc[m]);
-            acc[m] = S::fma(min, S::splat(*x.sums.add(i)), acc[m]);
+        for g in 0..W {
+            let scale = S::load_f16(w.scales.add(at + g * blocks * 16));
+            let min = S::load_f16(w.mins.add(at + g * blocks * 16));
+            for m in 0..M {
+                let i = block * M + m;
+                acc[g][m] = S::fma(S::to_f(dots[g][m]), S::mul(scale, S::splat(*x.scale.add(i))), acc[g][m]);
+                acc[g][m] = S::fma(min, S::splat(*x.sums.add(i)), acc[g][m]);
+            }
         }
         data = data.add(256);
         q = q.add(32 * M);
@@ -165,67 +200,53 @@ unsafe fn nibbles<S: Simd, const M: usize>(w: &WeightView, group: usize, x: &Til
     acc
 }
 
+/// Bytes with an offset: blocks of 16 offset by 32 if `HALF`, else of 32 offset by 128.
 #[inline(always)]
-unsafe fn bytes<S: Simd, const M: usize>(w: &WeightView, group: usize, x: &Tile) -> [S::F; M] {
-    let blocks = w.cols / 32;
-    let mut data = w.data.add(group * Kind::Bytes.group_bytes(w.cols));
+unsafe fn bytes<S: Simd, const M: usize, const W: usize, const HALF: bool>(
+    w: &WeightView,
+    group: usize,
+    x: &Tile,
+) -> [[S::F; M]; W] {
+    let (width, offsets) = if HALF { (16, x.half) } else { (32, x.wide) };
+    let blocks = w.cols / width;
+    let stride = w.cols * 16;
+    let mut data = w.data.add(group * stride);
     let mut at = group * blocks * 16;
     let mut q = x.q;
-    let mut acc = [S::splat(0.0); M];
+    let mut acc = [[S::splat(0.0); M]; W];
     for block in 0..blocks {
-        let mut dots = [S::splat_i(0); M];
+        let mut dots = [[S::splat_i(0); M]; W];
         for m in 0..M {
-            dots[m] = S::splat_i(*x.wide.add(block * M + m));
-        }
-        for four in 0..8 {
-            if M == 1 {
-                prefetch(data.wrapping_add(AHEAD + four * 64));
+            let offset = S::splat_i(*offsets.add(block * M + m));
+            for g in 0..W {
+                dots[g][m] = offset;
             }
-            let all = S::bytes(data.add(four * 64));
+        }
+        for step in 0..width / 4 {
+            let mut all = [S::bytes(data); W];
+            for g in 0..W {
+                let from = data.add(g * stride + step * 64);
+                if M == 1 {
+                    prefetch(from.wrapping_add(AHEAD));
+                }
+                all[g] = S::bytes(from);
+            }
             for m in 0..M {
-                dots[m] = S::dot(dots[m], all, q.add((four * M + m) * 4));
+                let four = S::four(q.add((step * M + m) * 4));
+                for g in 0..W {
+                    dots[g][m] = S::dot(dots[g][m], all[g], four);
+                }
             }
         }
-        let scale = S::load_f16(w.scales.add(at));
-        for m in 0..M {
-            let i = block * M + m;
-            acc[m] = S::fma(S::to_f(dots[m]), S::mul(scale, S::splat(*x.scale.add(i))), acc[m]);
-        }
-        data = data.add(512);
-        q = q.add(32 * M);
-        at += 16;
-    }
-    acc
-}
-
-#[inline(always)]
-unsafe fn sixes<S: Simd, const M: usize>(w: &WeightView, group: usize, x: &Tile) -> [S::F; M] {
-    let halves = w.cols / 16;
-    let mut data = w.data.add(group * Kind::Sixes.group_bytes(w.cols));
-    let mut at = group * halves * 16;
-    let mut q = x.q;
-    let mut acc = [S::splat(0.0); M];
-    for half in 0..halves {
-        let mut dots = [S::splat_i(0); M];
-        for m in 0..M {
-            dots[m] = S::splat_i(*x.half.add(half * M + m));
-        }
-        for four in 0..4 {
-            if M == 1 {
-                prefetch(data.wrapping_add(AHEAD + four * 64));
-            }
-            let all = S::bytes(data.add(four * 64));
+        for g in 0..W {
+            let scale = S::load_f16(w.scales.add(at + g * blocks * 16));
             for m in 0..M {
-                dots[m] = S::dot(dots[m], all, q.add((four * M + m) * 4));
+                let i = if HALF { block / 2 } else { block } * M + m;
+                acc[g][m] = S::fma(S::to_f(dots[g][m]), S::mul(scale, S::splat(*x.scale.add(i))), acc[g][m]);
             }
         }
-        let scale = S::load_f16(w.scales.add(at));
-        for m in 0..M {
-            let i = half / 2 * M + m;
-            acc[m] = S::fma(S::to_f(dots[m]), S::mul(scale, S::splat(*x.scale.add(i))), acc[m]);
-        }
-        data = data.add(256);
-        q = q.add(16 * M);
+        data = data.add(width * 16);
+        q = q.add(width * M);
         at += 16;
     }
     acc
@@ -233,26 +254,32 @@ unsafe fn sixes<S: Simd, const M: usize>(w: &WeightView, group: usize, x: &Tile)
 
 /// `FORM` is 4 for f32, 2 for f16, 0 for bf16.
 #[inline(always)]
-unsafe fn floats<S: Simd, const M: usize, const FORM: usize>(
+unsafe fn floats<S: Simd, const M: usize, const W: usize, const FORM: usize>(
     w: &WeightView,
     group: usize,
     x: &Tile,
-) -> [S::F; M] {
+) -> [[S::F; M]; W] {
     let width = if FORM == 4 { 64 } else { 32 };
     let data = w.data.add(group * w.cols * width);
-    let mut acc = [S::splat(0.0); M];
+    let mut acc = [[S::splat(0.0); M]; W];
     for k in 0..w.cols {
-        let at = data.add(k * width);
-        if M == 1 {
-            prefetch(at.wrapping_add(AHEAD));
+        let mut value = [S::splat(0.0); W];
+        for g in 0..W {
+            let at = data.add((g * w.cols + k) * width);
+            if M == 1 {
+                prefetch(at.wrapping_add(AHEAD));
+            }
+            value[g] = match FORM {
+                4 => S::load(at.cast()),
+                2 => S::load_f16(at.cast()),
+                _ => S::load_bf16(at.cast()),
+            };
         }
-        let value = match FORM {
-            4 => S::load(at.cast()),
-            2 => S::load_f16(at.cast()),
-            _ => S::load_bf16(at.cast()),
-        };
         for m in 0..M {
-            acc[m] = S::fma(value, S::splat(*x.f.add(k * M + m)), acc[m]);
+            let factor = S::splat(*x.f.add(k * M + m));
+            for g in 0..W {
+                acc[g][m] = S::fma(value[g], factor, acc[g][m]);
+            }
         }
     }
     acc

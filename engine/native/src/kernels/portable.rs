@@ -24,6 +24,8 @@ impl Simd for Portable {
     type I = I;
     type B = [u8; 64];
     const TILE: usize = 2;
+    const QUERIES: usize = 2;
+    const PAIRS: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> F {
@@ -109,6 +111,10 @@ impl Simd for Portable {
         top
     }
     #[inline(always)]
+    unsafe fn four(x: *const i8) -> I {
+        [i32::from_le_bytes(x.cast::<[u8; 4]>().read()); 16]
+    }
+    #[inline(always)]
     unsafe fn splat_i(x: i32) -> I {
         [x; 16]
     }
@@ -157,12 +163,12 @@ impl Simd for Portable {
         out
     }
     #[inline(always)]
-    unsafe fn dot(acc: I, w: [u8; 64], x: *const i8) -> I {
-        let x = x.cast::<[i8; 4]>().read();
+    unsafe fn dot(acc: I, w: [u8; 64], x: I) -> I {
+        let x = x[0].to_le_bytes();
         let mut out = acc;
         for i in 0..16 {
             for j in 0..4 {
-                out[i] += i32::from(w[4 * i + j]) * i32::from(x[j]);
+                out[i] += i32::from(w[4 * i + j]) * i32::from(x[j] as i8);
             }
         }
         out

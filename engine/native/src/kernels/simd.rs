@@ -8,7 +8,7 @@
 ///
 /// # Safety
 /// For every method: the CPU must have the implementing instruction set, and pointers must be valid for the
-/// whole vector (16 values, 64 bytes for `bytes`, 4 for the activations of `dot`). No alignment is assumed.
+/// whole vector (16 values, 64 bytes for `bytes`, 4 for `four`). No alignment is assumed.
 pub(crate) trait Simd: Copy {
     /// 16 lanes of f32.
     type F: Copy;
@@ -16,8 +16,12 @@ pub(crate) trait Simd: Copy {
     type I: Copy;
     /// 64 bytes.
     type B: Copy;
-    /// Most activation rows that a GEMM or attention tile keeps in registers.
+    /// Most activation rows of a GEMM tile.
     const TILE: usize;
+    /// Most queries of an attention call.
+    const QUERIES: usize;
+    /// Whether registers suffice for two groups of weights at a time.
+    const PAIRS: bool;
 
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
@@ -59,7 +63,12 @@ pub(crate) trait Simd: Copy {
     /// High nibble of each byte.
     unsafe fn high(x: Self::B) -> Self::B;
     /// Adds to each lane the dot product of its 4 unsigned bytes with the same 4 signed activations. Exact.
-    unsafe fn dot(acc: Self::I, w: Self::B, x: *const i8) -> Self::I;
+    unsafe fn dot(acc: Self::I, w: Self::B, x: Self::I) -> Self::I;
+    /// Four activations in every lane.
+    #[inline(always)]
+    unsafe fn four(x: *const i8) -> Self::I {
+        Self::splat_i(x.cast::<i32>().read_unaligned())
+    }
 }
 
 /// Below this, e^x is taken as 0: masked scores are exactly absent.

@@ -66,8 +66,10 @@ impl Isa {
 /// are valid as each kernel says.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
-    /// Most rows of a tile and queries of an attention call.
+    /// Most rows of a tile.
     pub(crate) tile: usize,
+    /// Most queries of an attention call.
+    pub(crate) queries: usize,
     pub(crate) gemm: unsafe fn(&WeightView, usize, usize, &Tile, Out),
     pub(crate) norm: unsafe fn(*const f32, *const f32, usize, f32, *mut f32),
     pub(crate) quantise: unsafe fn(*const f32, &Tile, usize, usize),
@@ -123,6 +125,7 @@ macro_rules! kernels {
 
             pub(super) const TABLE: Kernels = Kernels {
                 tile: <$simd as Simd>::TILE,
+                queries: <$simd as Simd>::QUERIES,
                 gemm,
                 norm,
                 quantise,

@@ -206,12 +206,12 @@ impl Model {
                     }
                 }
                 let last = work.queries.len();
-                for first in (first..last).step_by(self.kernels.tile) {
+                for first in (first..last).step_by(self.kernels.queries) {
                     work.units.push(Unit {
                         sequence,
                         head,
                         first,
-                        count: (last - first).min(self.kernels.tile),
+                        count: (last - first).min(self.kernels.queries),
                     });
                 }
             }

@@ -11,7 +11,7 @@ const PIECE_BYTES: usize = 24 * 1024;
 const PIECES: usize = 4;
 /// Columns of the gated product that are made at a time; whole blocks of 32.
 const GATE_COLUMNS: usize = 32;
-const TALLEST: usize = 12;
+const TALLEST: usize = 6;
 
 /// An address that threads may share; each writes only what is its own.
 pub(crate) struct Shared<T>(pub(crate) *mut T);
@@ -86,12 +86,12 @@ impl Linear {
     /// Groups of 16 columns that make one piece of work.
     fn piece(&self, rows: usize, threads: usize) -> usize {
         let groups = self.width() / 16;
-        let share = groups.div_ceil(threads * PIECES).max(1);
+        let share = groups.div_ceil(threads * PIECES).next_multiple_of(2);
         if rows <= TALLEST {
             return share;
         }
         let heaviest = self.parts.iter().map(|part| part.kind.group_bytes(part.cols)).max().unwrap_or(1);
-        share.min((PIECE_BYTES / heaviest).max(1))
+        share.min((PIECE_BYTES / heaviest / 2 * 2).max(2))
     }
 
     /// out[row][column] = x * weights, or added to it. `out` has `x.rows` rows of `width()` columns.
@@ -159,7 +159,7 @@ pub(crate) fn gated(
                 let (first, last) = (block * step, (block * step + step).min(groups));
                 let count = (gate.rows - first * 16).min(GATE_COLUMNS);
                 let into = |data: *mut f32| Out { data, stride: GATE_COLUMNS, add: false };
-                // SAFETY: both buffers hold 12 rows of GATE_COLUMNS, a tile has at most 12 rows, `next` has
+                // SAFETY: both buffers hold TALLEST rows of GATE_COLUMNS, no tile is taller, `next` has
                 // the same tiles as `x`, and columns first*16.. of them are no other piece's.
                 unsafe {
                     (kernels.gemm)(&gate.view(), first, last, &acts, into(local.gate.as_mut_ptr()));
