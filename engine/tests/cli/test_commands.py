@@ -72,9 +72,12 @@ def test_doctor_reports_as_json_what_it_reports_in_words() -> None:
     assert set(report["cpu"]["features"]) == set(doctor.FEATURES)
     assert set(report["packages"]) == set(doctor.PACKAGES)
     assert report["memory"]["total_bytes"] >= report["memory"]["free_bytes"] > 0
-    assert report["use"]["executor"] == "native" and report["use"]["why"]
+    used = report["use"]
+    assert used["executor"] == "native" and used["why"]
+    assert used["kernels"] in ("portable", "avx2", "avx512") and int(used["threads"]) >= 1
+    assert report["cpu"]["features"]["avx2"] or used["kernels"] == "portable"
     words = doctor.render(report)
-    for part in (report["cpu"]["model"], "avx2", "8080", "would use", "because"):
+    for part in (report["cpu"]["model"], "avx2", "8080", "would use", "because", "cache_limit"):
         assert part in words
 
 

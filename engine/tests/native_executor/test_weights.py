@@ -87,7 +87,7 @@ def test_interleaved_query_rows_are_put_in_order() -> None:
 def test_a_tensor_that_is_missing_is_named() -> None:
     model = tiny_model("F32")
     tensors = {name: model.tensors.stored(name) for name in model.tensors.names() if "layers.1.mlp.up_proj" not in name}
-    with pytest.raises(LoadError, match="tensor model.layers.1.mlp.up_proj.weight is missing"):
+    with pytest.raises(LoadError, match=r"tensor model.layers.1.mlp.up_proj.weight is missing"):
         build(dataclasses.replace(model, tensors=Memory(tensors)))
 
 
@@ -96,7 +96,7 @@ def test_a_tensor_of_the_wrong_shape_or_size_is_named() -> None:
     tensors = {name: model.tensors.stored(name) for name in model.tensors.names()}
     name = "model.layers.0.mlp.down_proj.weight"
     wrong = {**tensors, name: stored(np.zeros((256, 256), np.float32), "F32")}
-    with pytest.raises(LoadError, match="down_proj.weight is 256 x 256, the model needs 256 x 512"):
+    with pytest.raises(LoadError, match=r"down_proj.weight is 256 x 256, the model needs 256 x 512"):
         build(dataclasses.replace(model, tensors=Memory(wrong)))
     short = {**tensors, name: StoredTensor("F32", (256, 512), tensors[name].data[:-4])}
     with pytest.raises(LoadError, match="cannot have 524284 bytes"):
@@ -166,7 +166,7 @@ def test_numerics_id_tells_weights_kernels_and_types_apart() -> None:
 def test_head_of_its_own_is_used_and_a_missing_one_refused() -> None:
     spec = tiny_spec(tied_head=False)
     model = tiny_model("F32", spec)
-    with pytest.raises(LoadError, match="lm_head.weight is missing"):
+    with pytest.raises(LoadError, match=r"lm_head.weight is missing"):
         build(model)
     tensors = {name: model.tensors.stored(name) for name in model.tensors.names()}
     tensors["lm_head.weight"] = stored(-values_of(tensors["model.embed_tokens.weight"]), "F32")

@@ -1,7 +1,8 @@
 """A child process of the launcher: in its process group, tied to its life, its output relayed.
 
 The group is shared so that a terminal's stop and continue reach all; its Ctrl-C is kept from children, which the
-launcher ends in order (see parent.py). Owns the pipes. Must not decide what to start nor when to restart it. Event loop only.
+launcher ends in order (see parent.py). Owns the pipes. Must not decide what to start nor when to restart it. Event
+loop only.
 """
 
 from __future__ import annotations

