@@ -253,3 +253,13 @@ def collect(data: Iterator[str]) -> list[dict[str, Any]]:
             return out
         out.append(json.loads(item))
     raise AssertionError(f"stream ended without [DONE] after {out[-1:]}")
+
+
+def metric(client: httpx.Client, name: str, default: float | None = 0.0, **labels: str) -> float | None:
+    """Value of one series of /metrics; `default` where it is not exposed yet."""
+    for line in client.get("/metrics").text.splitlines():
+        series, _, value = line.rpartition(" ")
+        family, _, listed = series.partition("{")
+        if family == name and all(f'{key}="{wanted}"' in listed for key, wanted in labels.items()):
+            return float(value)
+    return default

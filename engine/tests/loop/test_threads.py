@@ -219,3 +219,23 @@ def test_the_stats_balance_and_tell_waiting_from_running() -> None:
     stats = engine.loop.stats()
     assert (stats.running, stats.waiting, stats.step_age_ms, stats.queue_age_ms) == (0, 0, 0.0, 0.0)
     assert stats.scheduler_ms_per_step > 0
+
+
+def test_answers_are_counted_before_they_are_sent() -> None:
+    """Whoever asks for statistics or cache events because an answer came finds that answer in them."""
+
+    class Asking(Watched):
+        seen: list[tuple[int, int, int]]
+
+        def take(self, step: int, deltas: list[Delta]) -> None:
+            if any(delta.finish is not None for delta in deltas):
+                stats = self.loop.stats()
+                self.seen.append((stats.running, stats.prompt_tokens, stats.pages_evictable))
+            super().take(step, deltas)
+
+    engine = Asking(pages=50)
+    engine.seen = []
+    engine.run("a", ids(12), max_tokens=3, ignore_eos=True)
+    engine.run("b", ids(12, 1), max_tokens=3, ignore_eos=True)
+    assert [(running, prompt) for running, prompt, _ in engine.seen] == [(0, 12), (0, 24)]
+    assert 0 < engine.seen[0][2] < engine.seen[1][2]

@@ -255,8 +255,8 @@ class EngineLoop:
             self._commit(step, results)
         elif step is None and self._scheduler.has_work:
             self._unblock()
+        self._publish()
         self._emit()
-        self._observe()
         if step is not None:
             self._own.add((before_run - started + time.perf_counter() - after_run) * 1e3)
         return step is not None
@@ -306,8 +306,13 @@ class EngineLoop:
         """Tokens, text, ends and pages."""
         self._scheduler.commit(step, results, self._clock())
 
+    def _publish(self) -> None:
+        """Cache events and statistics, before the news: who asks after an answer finds it counted."""
+        self._evicted += self._feed.publish()
+        self._observe()
+
     def _emit(self) -> None:
-        """Send the step's news and cache events; forget what ended."""
+        """Send the step's news; forget what ended."""
         for sink, deltas in self._scheduler.outbox.take().items():
             for delta in deltas:
                 if delta.error is not None or delta.finish is not None:
@@ -317,7 +322,6 @@ class EngineLoop:
             except Exception:
                 logger.exception("a stream can't take its news; its requests are aborted")
                 self.abort_sink(sink)
-        self._evicted += self._feed.publish()
 
     # ---- helpers of the loop's thread -------------------------------------------------------
 
@@ -345,7 +349,7 @@ class EngineLoop:
             for group in groups:
                 self._scheduler.fail(group, failure)
             self._emit()
-            self._observe()
+            self._publish()
 
     def _accept(self, group: Group, now: float) -> None:
         request = group.request
