@@ -6,10 +6,8 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use branchline_telemetry::{LogFormat, init_logging};
-
 use crate::config::{Options, Outcome, resolve};
-use crate::lifecycle::{Server, StopSignals, runtime};
+use crate::lifecycle::{Server, StopSignals, runtime, start_logging};
 
 /// Runs a command line given without the program's name.
 pub fn run(arguments: &[String]) -> ExitCode {
@@ -19,8 +17,8 @@ pub fn run(arguments: &[String]) -> ExitCode {
 /// As [`run`], with the code as a number for callers that are no Rust `main`.
 pub fn run_code(arguments: &[String]) -> u8 {
     // Values that are not UTF-8 can't be options of ours.
-    let environment =
-        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     match resolve(arguments, environment) {
         Outcome::Serve(options) => serve(options),
         Outcome::Exit { text, code } => {
@@ -36,8 +34,7 @@ pub fn run_code(arguments: &[String]) -> u8 {
 }
 
 fn serve(options: Options) -> u8 {
-    let format = if options.log_json { LogFormat::Json } else { LogFormat::Text };
-    if let Err(error) = init_logging(options.log_level, format) {
+    if let Err(error) = start_logging(&options) {
         return fail(&error);
     }
     let runtime = match runtime(options.runtime_threads) {

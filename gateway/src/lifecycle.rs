@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use branchline_core::Error;
+use branchline_telemetry::{LogFormat, init_logging};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -61,6 +62,15 @@ pub fn runtime(threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
     builder.thread_name("router").enable_all().build()
 }
 
+/// Starts logging to standard error as the options say; a process that logs already goes on as it does.
+///
+/// # Errors
+/// `Internal` if the level can't be made into a filter.
+pub fn start_logging(options: &Options) -> branchline_core::Result<()> {
+    let format = if options.log_json { LogFormat::Json } else { LogFormat::Text };
+    init_logging(options.log_level, format).map(drop)
+}
+
 /// How long aborted connections get to notice that they were.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
@@ -100,11 +110,13 @@ impl Server {
     /// timeout, then none at all.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { app, listener, metrics_listener } = self;
-        let address = listener.local_addr().map_or_else(|_| app.options.host.clone(), |address| address.to_string());
+        let address =
+            listener.local_addr().map_or_else(|_| app.options.host.clone(), |address| address.to_string());
         tracing::info!(url = format!("http://{address}"), workers = app.options.worker_urls.len(), "serving");
         let drain = CancellationToken::new();
         let slots = Arc::new(Semaphore::new(app.options.max_connections));
-        let main = connection::Accept { app: Arc::clone(&app), slots: Arc::clone(&slots), drain: drain.clone() };
+        let main =
+            connection::Accept { app: Arc::clone(&app), slots: Arc::clone(&slots), drain: drain.clone() };
         app.tracker.spawn(main.run(listener, http::service(&app)));
         if let Some(listener) = metrics_listener {
             let side = connection::Accept { app: Arc::clone(&app), slots, drain: drain.clone() };
@@ -116,7 +128,10 @@ impl Server {
         app.tracker.close();
         tracing::info!(timeout = ?app.options.drain_timeout, "draining");
         if timeout(app.options.drain_timeout, app.tracker.wait()).await.is_err() {
-            tracing::warn!(connections = app.tracker.len(), "drain deadline passed, aborting what still runs");
+            tracing::warn!(
+                connections = app.tracker.len(),
+                "drain deadline passed, aborting what still runs"
+            );
         }
         app.stop.cancel();
         // Nothing may outlive a stop, not even a task that misses its cancellation.

@@ -92,7 +92,7 @@ async fn a_chat_is_answered_whole_with_usage_and_cached_tokens() {
 }
 
 #[tokio::test]
-async fn a_field_the_client_did_not_send_is_absent_at_the_engine() {
+async fn api_default_temperature_is_absent_at_the_engine_unless_sent() {
     let (engine, gateway) = pair().await;
     gateway.post("/v1/chat/completions", &chat(json!({}))).await;
     gateway.post("/v1/chat/completions", &chat(json!({"temperature": 0, "top_p": 1, "top_k": -1}))).await;
@@ -285,7 +285,7 @@ async fn a_client_that_leaves_cancels_its_request_streamed_or_not_and_before_the
 }
 
 #[tokio::test]
-async fn an_engine_that_dies_in_mid_stream_leaves_one_error_event_and_no_end_mark() {
+async fn stream_upstream_dies_mid_way_at_an_engine_leaves_one_error_event_and_no_end_mark() {
     let engine = engine().await;
     engine.script(|_| vec![Act::tokens(&[65], "The answer"), Act::Wait(Duration::from_millis(50)), Act::Die]);
     let gateway = Gateway::start(&[], &[engine.url()]).await;

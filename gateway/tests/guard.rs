@@ -4,7 +4,9 @@ mod kit;
 
 use std::time::Duration;
 
-use branchline_testkit::{ScriptedWorker, Step, chunk, event_stream, last_chunk, response};
+use branchline_testkit::{
+    EngineSetup, FakeEngine, ScriptedWorker, Step, chunk, event_stream, last_chunk, response,
+};
 use kit::Gateway;
 
 async fn plain_worker() -> ScriptedWorker {
@@ -17,7 +19,11 @@ async fn keys_are_asked_for_everywhere_but_at_probes() {
     let gateway = Gateway::start(&[("api_key", "secret")], &[worker.url()]).await;
     for path in ["/v1/models", "/metrics", "/workers", "/server_info", "/nothing"] {
         let answer = gateway.get(path).await;
-        assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (401, Some("unauthenticated")), "{path}");
+        assert_eq!(
+            (answer.status, answer.json()["error"]["code"].as_str()),
+            (401, Some("unauthenticated")),
+            "{path}"
+        );
         assert!(answer.header("www-authenticate").is_some());
     }
     for path in ["/health", "/readiness", "/liveness"] {
@@ -34,7 +40,10 @@ async fn admin_routes_refuse_rebound_names_and_foreign_pages() {
     let gateway = Gateway::start_cold(&[], &[]).await;
     for headers in [&[("host", "evil.example")][..], &[("origin", "https://evil.example")]] {
         let answer = gateway.call("GET", "/workers", headers, "").await;
-        assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (403, Some("permission_denied")));
+        assert_eq!(
+            (answer.status, answer.json()["error"]["code"].as_str()),
+            (403, Some("permission_denied"))
+        );
     }
     assert_eq!(gateway.get("/workers").await.status, 200);
 }
@@ -94,14 +103,45 @@ async fn workers_are_listed_added_and_removed() {
 #[tokio::test]
 async fn flush_answers_for_each_worker() {
     let good = plain_worker().await;
-    let bad = ScriptedWorker::start(|_| vec![Step::Send(response(500, &[], b"no"))]).await.expect("a free port");
+    let bad =
+        ScriptedWorker::start(|_| vec![Step::Send(response(500, &[], b"no"))]).await.expect("a free port");
     let gateway = Gateway::start(&[], &[good.url(), bad.url()]).await;
     let answer = gateway.post("/flush_cache", "").await;
     assert_eq!(answer.status, 502);
     let body = answer.json();
     assert_eq!((&body["success"], &body["workers"][0]["status"]), (&false.into(), &200.into()));
-    assert!(body["workers"][1]["error"]["message"].as_str().is_some_and(|text| text.contains("500")), "{body}");
+    assert!(
+        body["workers"][1]["error"]["message"].as_str().is_some_and(|text| text.contains("500")),
+        "{body}"
+    );
     assert_eq!(good.record().seen[0].target, "/flush_cache");
+}
+
+#[tokio::test]
+async fn a_flush_succeeds_though_http_workers_have_no_such_path() {
+    let engine = FakeEngine::start(EngineSetup::default()).await.expect("a free port");
+    let lacking =
+        ScriptedWorker::start(|_| vec![Step::Send(response(404, &[], b"no"))]).await.expect("a free port");
+    let gateway = Gateway::start(&[], &[engine.url(), lacking.url()]).await;
+    let answer = gateway.post("/flush_cache", "").await;
+    let body = answer.json();
+    assert_eq!((answer.status, &body["success"]), (200, &true.into()), "{body}");
+    assert_eq!(body["workers"][0]["flushed_pages"], 64);
+    assert_eq!(
+        (&body["workers"][1]["supported"], &body["workers"][1]["status"]),
+        (&false.into(), &404.into())
+    );
+    engine.kill();
+    assert_eq!(gateway.post("/flush_cache", "").await.status, 502);
+}
+
+#[tokio::test]
+async fn a_refusal_is_counted_once() {
+    let gateway = Gateway::start_cold(&[], &[]).await;
+    assert_eq!(gateway.get("/v1/models/none").await.status, 503);
+    let page = gateway.get("/metrics").await.text();
+    assert!(page.contains("branchline_router_errors_total{code=\"unavailable\"} 1\n"), "{page}");
+    assert!(page.contains("route=\"/v1/models/{id}\",status=\"503\""), "{page}");
 }
 
 #[tokio::test]
@@ -138,7 +178,9 @@ async fn a_stop_lets_running_streams_end_and_takes_no_new_connection() {
 
 #[tokio::test]
 async fn a_stream_that_outlives_the_drain_is_aborted() {
-    let worker = ScriptedWorker::start(|_| vec![event_stream(), chunk(b"data: 1\n\n"), Step::Hold]).await.expect("a port");
+    let worker = ScriptedWorker::start(|_| vec![event_stream(), chunk(b"data: 1\n\n"), Step::Hold])
+        .await
+        .expect("a port");
     let gateway = Gateway::start(&[("drain_timeout", "50ms")], &[worker.url()]).await;
     let mut client = gateway.send("POST", "/v1/completions", &[], r#"{"prompt":"x","stream":true}"#).await;
     client.read_until("data: 1").await;

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use branchline_gateway::Options;
 use branchline_gateway::config::{Fault, resolve_arguments};
-use branchline_gateway::lifecycle::{Server, runtime};
-use branchline_telemetry::{LogFormat, init_logging};
+use branchline_gateway::lifecycle::{Server, runtime, start_logging};
 use pyo3::prelude::*;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -79,7 +78,9 @@ impl NativeRouter {
     fn check_process(&self) -> PyResult<()> {
         match self.process == std::process::id() {
             true => Ok(()),
-            false => Err(ForkError::new_err("the router was made before a fork; make a new one in this process")),
+            false => {
+                Err(ForkError::new_err("the router was made before a fork; make a new one in this process"))
+            }
         }
     }
 }
@@ -99,8 +100,7 @@ impl Drop for NativeRouter {
 
 fn begin(options: Options) -> PyResult<Running> {
     let fail = |error: &dyn std::fmt::Display| StartError::new_err(error.to_string());
-    let format = if options.log_json { LogFormat::Json } else { LogFormat::Text };
-    init_logging(options.log_level, format).map_err(|error| fail(&error))?;
+    start_logging(&options).map_err(|error| fail(&error))?;
     let runtime = runtime(options.runtime_threads).map_err(|error| fail(&error))?;
     let server = runtime.block_on(Server::bind(options)).map_err(|error| fail(&error))?;
     let address = server.address().map_err(|error| fail(&error))?;

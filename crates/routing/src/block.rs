@@ -33,7 +33,9 @@ pub enum Change<'a> {
 
 /// The numbering was broken: subscribe again. The engine's entries are gone already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("cache events of {worker} have a gap: expected epoch {epoch} sequence {expected}, got epoch {got_epoch} sequence {got}")]
+#[error(
+    "cache events of {worker} have a gap: expected epoch {epoch} sequence {expected}, got epoch {got_epoch} sequence {got}"
+)]
 pub struct Gap {
     /// Whose events.
     pub worker: WorkerId,
@@ -79,7 +81,8 @@ impl BlockIndex {
         changes: impl IntoIterator<Item = Change<'a>>,
     ) -> Result<(), Gap> {
         let cursor = self.engines.entry(worker).or_default().cursor;
-        let opens = batch.snapshot && cursor.is_none_or(|cursor| cursor.epoch != batch.epoch || !cursor.in_snapshot);
+        let opens =
+            batch.snapshot && cursor.is_none_or(|cursor| cursor.epoch != batch.epoch || !cursor.in_snapshot);
         if opens {
             self.purge(worker);
         } else if cursor.is_none_or(|cursor| (cursor.epoch, cursor.next) != (batch.epoch, batch.sequence)) {
@@ -94,7 +97,8 @@ impl BlockIndex {
                 Change::Cleared => self.forget_blocks(worker),
             }
         }
-        let next = Cursor { epoch: batch.epoch, next: batch.sequence.wrapping_add(1), in_snapshot: batch.snapshot };
+        let next =
+            Cursor { epoch: batch.epoch, next: batch.sequence.wrapping_add(1), in_snapshot: batch.snapshot };
         self.engines.entry(worker).or_default().cursor = Some(next);
         Ok(())
     }

@@ -50,7 +50,15 @@ impl TextIndex {
     /// An index of at most `budget` bytes.
     pub fn new(budget: usize) -> Self {
         let limit = (budget / ENTRY_BYTES).clamp(1, NONE as usize - 1);
-        Self { places: HashMap::default(), room: 0, entries: Vec::new(), limit, freshest: NONE, stalest: NONE, slots: Vec::new() }
+        Self {
+            places: HashMap::default(),
+            room: 0,
+            entries: Vec::new(),
+            limit,
+            freshest: NONE,
+            stalest: NONE,
+            slots: Vec::new(),
+        }
     }
 
     /// Chained hashes of the whole blocks of `text` within `namespace`.

@@ -103,7 +103,8 @@ impl ScriptedWorker {
     pub async fn start(script: impl Fn(&Seen) -> Vec<Step> + Send + Sync + 'static) -> std::io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let shared = Shared { script: Box::new(script), fixed: Mutex::default(), record: watch::Sender::default() };
+        let shared =
+            Shared { script: Box::new(script), fixed: Mutex::default(), record: watch::Sender::default() };
         let worker = Self { address, shared: Arc::new(shared), running: Mutex::default() };
         worker.on("/health", vec![Step::Send(response(200, &[], b""))]);
         worker.on("/v1/models", vec![Step::Send(response(404, &[], b"{}"))]);
@@ -123,7 +124,8 @@ impl ScriptedWorker {
 
     /// Lists these models at `/v1/models`.
     pub fn serve_models(&self, names: &[&str]) {
-        let rows: Vec<_> = names.iter().map(|name| serde_json::json!({"id": name, "object": "model"})).collect();
+        let rows: Vec<_> =
+            names.iter().map(|name| serde_json::json!({"id": name, "object": "model"})).collect();
         let list = serde_json::json!({"object": "list", "data": rows}).to_string();
         let headers = [("content-type", "application/json")];
         self.on("/v1/models", vec![Step::Send(response(200, &headers, list.as_bytes()))]);
@@ -137,7 +139,8 @@ impl ScriptedWorker {
     /// Waits until the record satisfies a condition; answers it, or `None` after ten seconds.
     pub async fn wait_for(&self, condition: impl Fn(&Record) -> bool) -> Option<Record> {
         let mut record = self.shared.record.subscribe();
-        let waited = tokio::time::timeout(Duration::from_secs(10), record.wait_for(|record| condition(record))).await;
+        let waited =
+            tokio::time::timeout(Duration::from_secs(10), record.wait_for(|record| condition(record))).await;
         waited.ok()?.ok().map(|record| record.clone())
     }
 
@@ -274,12 +277,14 @@ async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::
     let head = String::from_utf8_lossy(&buffer[..end]).into_owned();
     let mut lines = head.split("\r\n");
     let mut first = lines.next().unwrap_or_default().split(' ');
-    let (method, target) = (first.next().unwrap_or_default().to_owned(), first.next().unwrap_or_default().to_owned());
+    let (method, target) =
+        (first.next().unwrap_or_default().to_owned(), first.next().unwrap_or_default().to_owned());
     let headers: Vec<(String, String)> = lines
         .filter_map(|line| line.split_once(':'))
         .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
         .collect();
-    let length = headers.iter().find(|(name, _)| name == "content-length").and_then(|(_, value)| value.parse().ok());
+    let length =
+        headers.iter().find(|(name, _)| name == "content-length").and_then(|(_, value)| value.parse().ok());
     let total = end + 4 + length.unwrap_or(0);
     while buffer.len() < total {
         if stream.read_buf(buffer).await? == 0 {
@@ -294,14 +299,17 @@ async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::
 /// A whole answer with `content-length`.
 pub fn response(status: u16, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let mut bytes = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n{headers}\r\n", body.len()).into_bytes();
+    let mut bytes =
+        format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n{headers}\r\n", body.len()).into_bytes();
     bytes.extend_from_slice(body);
     bytes
 }
 
 /// The head of an event stream with a chunked body.
 pub fn event_stream() -> Step {
-    Step::Send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_vec())
+    Step::Send(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_vec(),
+    )
 }
 
 /// One piece of a chunked body.

@@ -15,7 +15,8 @@ pub fn byte_tokenizer_json() -> Vec<u8> {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
                "normalized": false, "special": true})
     };
-    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     let document = json!({
         "version": "1.0", "truncation": Value::Null, "padding": Value::Null,
         "added_tokens": [special(256, "<|im_start|>"), special(257, "<|im_end|>")],

@@ -64,7 +64,12 @@ async fn pace(engine: &FakeEngine, first: u64, seen: &Seen, emit: impl Fn(Vec<Se
     for step in 0..STEPS {
         ticks.tick().await;
         seen.tokens.store(0, Ordering::Release);
-        let news = |handle| SequenceDelta { handle, token_ids: vec![step as u32], text: " word".into(), ..Default::default() };
+        let news = |handle| SequenceDelta {
+            handle,
+            token_ids: vec![step as u32],
+            text: " word".into(),
+            ..Default::default()
+        };
         let started = Instant::now();
         emit((first..first + RUNNING).map(news).collect());
         within("every reader", seen.all.notified()).await;
@@ -93,7 +98,8 @@ async fn attached(engine: &FakeEngine, worker: &Worker) -> Round {
             }
         });
     }
-    within("all submits", engine.wait_until(|engine| engine.submits().len() == before + RUNNING as usize)).await;
+    within("all submits", engine.wait_until(|engine| engine.submits().len() == before + RUNNING as usize))
+        .await;
     let first = engine.submits()[before].handle;
     pace(engine, first, &seen, |deltas| engine.emit(deltas)).await
 }

@@ -19,7 +19,9 @@ impl Address {
         let refuse = |why: &str| {
             Err(Error::invalid(
                 "worker_url",
-                format!("worker url '{url}' {why}; write grpc://host:port for an engine or http://host:port for another server"),
+                format!(
+                    "worker url '{url}' {why}; write grpc://host:port for an engine or http://host:port for another server"
+                ),
             ))
         };
         let (transport, rest) = match url.split_once("://") {
@@ -59,7 +61,17 @@ mod tests {
 
     #[test]
     fn a_bad_address_is_refused_with_the_forms_that_work() {
-        for url in ["", "localhost:1", "https://a:1", "ftp://a:1", "grpc://a", "grpc://", "http://a:1/v1", "http://u:p@a:1", "grpc://a:99999"] {
+        for url in [
+            "",
+            "localhost:1",
+            "https://a:1",
+            "ftp://a:1",
+            "grpc://a",
+            "grpc://",
+            "http://a:1/v1",
+            "http://u:p@a:1",
+            "grpc://a:99999",
+        ] {
             let error = Address::parse(url).unwrap_err();
             assert!(error.message.contains("grpc://host:port"), "{url}: {}", error.message);
             assert!(error.message.contains(&format!("'{url}'")), "{url}: {}", error.message);

@@ -53,8 +53,13 @@ const ERROR_KEY: &str = "branchline-error-bin";
 pub fn error_from_status(worker: &str, call: &str, status: &Status) -> Error {
     if let Some(error) = detail(status) {
         // A credential that is wrong is this gateway's.
-        let code = if error.code == ErrorCode::Unauthenticated { ErrorCode::UpstreamFailed } else { error.code };
-        return Error { code, message: format!("worker {worker} refused {call}: {}", error.message), ..error };
+        let code =
+            if error.code == ErrorCode::Unauthenticated { ErrorCode::UpstreamFailed } else { error.code };
+        return Error {
+            code,
+            message: format!("worker {worker} refused {call}: {}", error.message),
+            ..error
+        };
     }
     let code = match status.code() {
         Code::InvalidArgument => ErrorCode::InvalidArgument,
@@ -142,6 +147,10 @@ mod tests {
     fn a_refused_credential_of_the_gateway_is_not_the_clients_fault() {
         let error = error_from_status("grpc://a:1", "GetLoad", &Status::unauthenticated("no token"));
         assert_eq!(error.code, ErrorCode::UpstreamFailed);
-        assert!(error.message.contains("grpc://a:1") && error.message.contains("no token"), "{}", error.message);
+        assert!(
+            error.message.contains("grpc://a:1") && error.message.contains("no token"),
+            "{}",
+            error.message
+        );
     }
 }

@@ -50,7 +50,11 @@ impl Fleet {
     /// An empty fleet.
     pub fn new(options: FleetOptions, metrics: Arc<Metrics>) -> Arc<Self> {
         let random = options.seed.map_or_else(rand::make_rng, StdRng::seed_from_u64);
-        let router = Router { policy: options.policy.build(), random: Mutex::new(random), index: Index::new(options.text_index_bytes) };
+        let router = Router {
+            policy: options.policy.build(),
+            random: Mutex::new(random),
+            index: Index::new(options.text_index_bytes),
+        };
         let shared = Shared {
             options: Arc::new(options),
             metrics,
@@ -107,7 +111,14 @@ impl Fleet {
             Transport::Grpc => Client::Grpc(Engine::new(url, &address.authority, shared.options.clone())?),
             Transport::Http => {
                 let (status, tracker) = (status.clone(), shared.tracker.clone());
-                Client::Http(HttpWorker::new(url, &address.authority, &shared.options, status, tracker, cancel.clone())?)
+                Client::Http(HttpWorker::new(
+                    url,
+                    &address.authority,
+                    &shared.options,
+                    status,
+                    tracker,
+                    cancel.clone(),
+                )?)
             }
         };
         let load = Arc::new(Load::new(shared.metrics.worker_in_flight.with([url.to_owned()])));
@@ -163,7 +174,10 @@ impl Fleet {
     pub fn model(&self, name: &str) -> Option<Arc<Model>> {
         let workers = self.workers.load();
         let named = |ready: bool| {
-            let models = workers.iter().filter(|worker| worker.is_ready() == ready).filter_map(|worker| worker.model());
+            let models = workers
+                .iter()
+                .filter(|worker| worker.is_ready() == ready)
+                .filter_map(|worker| worker.model());
             models.into_iter().find(|model| model.has_name(name))
         };
         named(true).or_else(|| named(false))
@@ -190,7 +204,9 @@ impl Fleet {
     /// `NotFound` names the known models; `Unavailable` if no worker has said yet what it serves.
     pub fn transport(&self, model: Option<&str>) -> Result<Transport> {
         let workers = self.workers.load();
-        let serves = |transport| workers.iter().any(|worker| worker.transport() == transport && worker.can_serve(model));
+        let serves = |transport| {
+            workers.iter().any(|worker| worker.transport() == transport && worker.can_serve(model))
+        };
         if serves(Transport::Grpc) {
             return Ok(Transport::Grpc);
         }
@@ -207,10 +223,13 @@ impl Fleet {
     pub fn choose(&self, model: Option<&str>, query: &RouteQuery<'_>) -> Result<Choice> {
         let workers = self.workers.load();
         let serving = || {
-            let kind = |worker: &&Arc<Worker>| query.transport.is_none_or(|transport| worker.transport() == transport);
+            let kind = |worker: &&Arc<Worker>| {
+                query.transport.is_none_or(|transport| worker.transport() == transport)
+            };
             workers.iter().filter(kind).filter(|worker| worker.can_serve(model))
         };
-        let eligible: Vec<_> = serving().filter(|worker| worker.is_ready() && !query.exclude.contains(&worker.id)).collect();
+        let eligible: Vec<_> =
+            serving().filter(|worker| worker.is_ready() && !query.exclude.contains(&worker.id)).collect();
         if !eligible.is_empty() {
             return self.shared.router.choose(&eligible, query);
         }

@@ -94,7 +94,9 @@ impl Router {
             })
             .collect();
         let position = self.policy.choose(&candidates, &mut *self.random.lock());
-        let Some((position, worker)) = position.and_then(|position| Some((position, *eligible.get(position)?))) else {
+        let Some((position, worker)) =
+            position.and_then(|position| Some((position, *eligible.get(position)?)))
+        else {
             return Err(unavailable("no worker is ready; try again"));
         };
         let Prediction { cached, hashes } = predictions[position].clone();
@@ -105,17 +107,26 @@ impl Router {
         }
         let reservation = (!hashes.is_empty()).then(|| Reservation::new(&self.index, worker.id, hashes));
         let guard = LoadGuard::new(worker.load.clone(), candidates[position].uncached_tokens, reservation);
-        Ok(Choice { worker: worker.clone(), guard, predicted_cached_tokens: u32::try_from(cached).unwrap_or(u32::MAX) })
+        Ok(Choice {
+            worker: worker.clone(),
+            guard,
+            predicted_cached_tokens: u32::try_from(cached).unwrap_or(u32::MAX),
+        })
     }
 
     /// Per eligible worker, what it has of the prompt; and the text's hashes, if any HTTP worker is among them.
-    fn predict(&self, eligible: &[&Arc<Worker>], query: &RouteQuery<'_>) -> (Vec<Prediction>, Option<Vec<u64>>) {
+    fn predict(
+        &self,
+        eligible: &[&Arc<Worker>],
+        query: &RouteQuery<'_>,
+    ) -> (Vec<Prediction>, Option<Vec<u64>>) {
         let mut predictions = vec![Prediction::default(); eligible.len()];
         if !self.policy.kind().needs_index() {
             return (predictions, None);
         }
         self.predict_engines(eligible, query, &mut predictions);
-        let http: Vec<_> = (0..eligible.len()).filter(|at| eligible[*at].transport() == Transport::Http).collect();
+        let http: Vec<_> =
+            (0..eligible.len()).filter(|at| eligible[*at].transport() == Transport::Http).collect();
         if http.is_empty() || query.text.is_empty() {
             return (predictions, None);
         }
@@ -130,7 +141,12 @@ impl Router {
         (predictions, Some(hashes))
     }
 
-    fn predict_engines(&self, eligible: &[&Arc<Worker>], query: &RouteQuery<'_>, predictions: &mut [Prediction]) {
+    fn predict_engines(
+        &self,
+        eligible: &[&Arc<Worker>],
+        query: &RouteQuery<'_>,
+        predictions: &mut [Prediction],
+    ) {
         // At least one token is always computed.
         let Some(limit) = query.token_ids.len().checked_sub(1) else { return };
         let mut groups: Vec<(Hashed, Vec<usize>)> = Vec::new();
@@ -141,7 +157,8 @@ impl Router {
                 continue;
             }
             let key = query.namespace;
-            let space = namespace::encode(key.cache_salt, key.extra_key, key.adapter, &model.info.weight_version);
+            let space =
+                namespace::encode(key.cache_salt, key.extra_key, key.adapter, &model.info.weight_version);
             match groups.iter_mut().find(|(group, _)| group.page == page && group.namespace == space) {
                 Some((_, members)) => members.push(at),
                 None => {

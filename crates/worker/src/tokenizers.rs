@@ -26,12 +26,18 @@ pub(crate) struct Tokenizers {
 
 impl Tokenizers {
     /// Reads the manifest, and the tokenizer behind it unless a worker has brought the same one before.
-    pub(crate) async fn fetch(&self, mut stream: Streaming<GetTokenizerResponse>) -> Result<(TokenizerManifest, Arc<Tokenizer>)> {
+    pub(crate) async fn fetch(
+        &self,
+        mut stream: Streaming<GetTokenizerResponse>,
+    ) -> Result<(TokenizerManifest, Arc<Tokenizer>)> {
         let Some(Part::Manifest(manifest)) = next(&mut stream).await? else {
             return Err(nonsense("its first part is not a manifest"));
         };
         if manifest.tokenizer_json_bytes > LIMIT_BYTES {
-            return Err(nonsense(&format!("tokenizer.json of {} bytes is over the limit of {LIMIT_BYTES}", manifest.tokenizer_json_bytes)));
+            return Err(nonsense(&format!(
+                "tokenizer.json of {} bytes is over the limit of {LIMIT_BYTES}",
+                manifest.tokenizer_json_bytes
+            )));
         }
         let shelf = self.shelf(&manifest.tokenizer_json_sha256);
         let mut place = shelf.lock().await;
@@ -50,13 +56,20 @@ impl Tokenizers {
     fn shelf(&self, checksum: &[u8]) -> Shelf {
         let mut shelves = self.shelves.lock();
         // Empty shelves that nobody waits at are cleared away.
-        shelves.retain(|_, shelf| Arc::strong_count(shelf) > 1 || shelf.try_lock().is_ok_and(|place| place.strong_count() > 0));
+        shelves.retain(|_, shelf| {
+            Arc::strong_count(shelf) > 1 || shelf.try_lock().is_ok_and(|place| place.strong_count() > 0)
+        });
         shelves.entry(checksum.to_vec()).or_default().clone()
     }
 }
 
 async fn next(stream: &mut Streaming<GetTokenizerResponse>) -> Result<Option<Part>> {
-    let failed = |status: Status| Error::new(ErrorCode::UpstreamFailed, format!("GetTokenizer: {:?}: {}", status.code(), status.message()));
+    let failed = |status: Status| {
+        Error::new(
+            ErrorCode::UpstreamFailed,
+            format!("GetTokenizer: {:?}: {}", status.code(), status.message()),
+        )
+    };
     Ok(stream.message().await.map_err(failed)?.and_then(|message| message.part))
 }
 
@@ -70,7 +83,11 @@ async fn read(stream: &mut Streaming<GetTokenizerResponse>, manifest: &Tokenizer
         json.extend_from_slice(&bytes);
     }
     if json.len() as u64 != manifest.tokenizer_json_bytes {
-        return Err(nonsense(&format!("tokenizer.json ended after {} of {} bytes", json.len(), manifest.tokenizer_json_bytes)));
+        return Err(nonsense(&format!(
+            "tokenizer.json ended after {} of {} bytes",
+            json.len(),
+            manifest.tokenizer_json_bytes
+        )));
     }
     if Sha256::digest(&json)[..] != manifest.tokenizer_json_sha256[..] {
         return Err(nonsense("tokenizer.json does not have the checksum of its manifest"));

@@ -127,7 +127,9 @@ impl Worker {
             (Client::Grpc(engine), None) => engine.model().is_some(),
             (Client::Grpc(engine), Some(name)) => engine.model().is_some_and(|model| model.has_name(name)),
             (Client::Http(_), None) => true,
-            (Client::Http(http), Some(name)) => http.served().is_none_or(|names| names.iter().any(|own| own == name)),
+            (Client::Http(http), Some(name)) => {
+                http.served().is_none_or(|names| names.iter().any(|own| own == name))
+            }
         }
     }
 
@@ -164,7 +166,9 @@ impl Worker {
 
     /// Ends a request by its exact id; answers how many were alive.
     pub async fn abort(&self, request_id: &str) -> Result<u32> {
-        self.engine()?.abort(proto::AbortRequest { request_id: request_id.to_owned(), abort_all: false }).await
+        self.engine()?
+            .abort(proto::AbortRequest { request_id: request_id.to_owned(), abort_all: false })
+            .await
     }
 
     /// Ends every request of the engine; answers how many were alive.

@@ -7,14 +7,20 @@ use branchline_core::ErrorCode;
 use branchline_telemetry::Metrics;
 use branchline_testkit::{Act, EngineSetup, FakeEngine, within};
 use branchline_worker::proto::{self, FinishReason, SequenceDelta};
-use branchline_worker::{BufferLimits, DeltaStream, Fleet, FleetOptions, RouteQuery, SubmitOptions, Transport, Worker};
+use branchline_worker::{
+    BufferLimits, DeltaStream, Fleet, FleetOptions, RouteQuery, SubmitOptions, Transport, Worker,
+};
 
 async fn fleet_of(options: FleetOptions, engines: &[&FakeEngine]) -> Arc<Fleet> {
     let fleet = Fleet::new(options, Arc::new(Metrics::default()));
     for engine in engines {
         fleet.add(&engine.url()).unwrap();
     }
-    within("all engines are ready", fleet.wait_until(|fleet| fleet.workers().iter().all(|worker| worker.is_ready()))).await;
+    within(
+        "all engines are ready",
+        fleet.wait_until(|fleet| fleet.workers().iter().all(|worker| worker.is_ready())),
+    )
+    .await;
     fleet
 }
 
@@ -34,7 +40,8 @@ fn delta(handle: u64, text: &str) -> SequenceDelta {
 }
 
 fn finish(handle: u64) -> SequenceDelta {
-    let finish = proto::Finish { reason: FinishReason::Stop.into(), completion_tokens: 1, ..Default::default() };
+    let finish =
+        proto::Finish { reason: FinishReason::Stop.into(), completion_tokens: 1, ..Default::default() };
     SequenceDelta { handle, finish: Some(finish), ..Default::default() }
 }
 
@@ -53,7 +60,8 @@ async fn text_of(mut stream: DeltaStream) -> String {
 #[tokio::test]
 async fn frames_reach_their_requests_in_order() {
     let (engine, _fleet, worker) = one().await;
-    let mut streams: Vec<_> = (0..8).map(|i| worker.submit(request(&i.to_string()), SubmitOptions::default()).unwrap()).collect();
+    let mut streams: Vec<_> =
+        (0..8).map(|i| worker.submit(request(&i.to_string()), SubmitOptions::default()).unwrap()).collect();
     within("all submits", engine.wait_until(|engine| engine.submits().len() == 8)).await;
     let handles: Vec<_> = engine.submits().iter().map(|submit| submit.handle).collect();
     for step in 0..20 {
@@ -94,7 +102,8 @@ async fn a_slow_reader_fails_alone() {
 async fn a_lagging_reader_finds_plain_text_merged_and_complete() {
     let (engine, _fleet, worker) = one().await;
     let buffer = Some(BufferLimits { deltas: 32, bytes: 1 << 20 });
-    let mut lagging = worker.submit(request("lagging"), SubmitOptions { buffer, ..Default::default() }).unwrap();
+    let mut lagging =
+        worker.submit(request("lagging"), SubmitOptions { buffer, ..Default::default() }).unwrap();
     let marker = worker.submit(request("marker"), SubmitOptions::default()).unwrap();
     for step in 0..1000 {
         engine.emit(vec![delta(1, &format!("{step},"))]);
@@ -133,7 +142,8 @@ async fn dropping_a_stream_cancels_its_request_and_only_it() {
 #[tokio::test]
 async fn death_fails_every_live_request_within_a_second_and_a_restart_is_picked_up() {
     let (engine, fleet, worker) = one().await;
-    let mut streams: Vec<_> = (0..16).map(|i| worker.submit(request(&i.to_string()), SubmitOptions::default()).unwrap()).collect();
+    let mut streams: Vec<_> =
+        (0..16).map(|i| worker.submit(request(&i.to_string()), SubmitOptions::default()).unwrap()).collect();
     within("all submits", engine.wait_until(|engine| engine.submits().len() == 16)).await;
     engine.emit(vec![delta(1, "half")]);
     assert_eq!(next(&mut streams[0]).await.unwrap().unwrap().text, "half");
@@ -146,7 +156,10 @@ async fn death_fails_every_live_request_within_a_second_and_a_restart_is_picked_
     }
     assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
     assert!(!worker.is_ready());
-    assert_eq!(worker.submit(request("refused"), SubmitOptions::default()).unwrap_err().code, ErrorCode::Unavailable);
+    assert_eq!(
+        worker.submit(request("refused"), SubmitOptions::default()).unwrap_err().code,
+        ErrorCode::Unavailable
+    );
     let refused = fleet.choose(Some("fake"), &RouteQuery::default()).unwrap_err();
     assert_eq!((refused.code, refused.retry_after), (ErrorCode::Unavailable, Some(Duration::from_secs(1))));
 
@@ -191,7 +204,10 @@ async fn an_error_of_the_engine_ends_the_request_with_its_code_field_and_hint() 
     let mut stream = worker.submit(request("a"), SubmitOptions::default()).unwrap();
     let error = next(&mut stream).await.unwrap().unwrap_err();
     assert_eq!((error.code, error.message.as_str()), (ErrorCode::ResourceExhausted, "queue is full"));
-    assert_eq!((error.field.as_deref(), error.retry_after), (Some("priority"), Some(Duration::from_millis(250))));
+    assert_eq!(
+        (error.field.as_deref(), error.retry_after),
+        (Some("priority"), Some(Duration::from_millis(250)))
+    );
     assert!(next(&mut stream).await.is_none());
 }
 
@@ -293,7 +309,10 @@ async fn load_is_counted_from_choice_to_the_streams_end() {
     let (engine, fleet, worker) = one().await;
     let choice = fleet.choose(None, &RouteQuery { token_ids: &[1, 2, 3], ..Default::default() }).unwrap();
     assert_eq!(worker.in_flight(), 1);
-    let stream = choice.worker.submit(request("a"), SubmitOptions { guard: Some(choice.guard), ..Default::default() }).unwrap();
+    let stream = choice
+        .worker
+        .submit(request("a"), SubmitOptions { guard: Some(choice.guard), ..Default::default() })
+        .unwrap();
     engine.emit(vec![delta(1, "x"), finish(1)]);
     assert_eq!(worker.in_flight(), 1);
     text_of(stream).await;
@@ -304,7 +323,10 @@ async fn load_is_counted_from_choice_to_the_streams_end() {
 async fn a_removed_worker_takes_nothing_new_and_its_running_request_ends() {
     let (engine, fleet, worker) = one().await;
     let choice = fleet.choose(None, &RouteQuery::default()).unwrap();
-    let stream = choice.worker.submit(request("a"), SubmitOptions { guard: Some(choice.guard), ..Default::default() }).unwrap();
+    let stream = choice
+        .worker
+        .submit(request("a"), SubmitOptions { guard: Some(choice.guard), ..Default::default() })
+        .unwrap();
     within("the submit", engine.wait_until(|engine| engine.submits().len() == 1)).await;
     let removal = tokio::spawn({
         let (fleet, id) = (fleet.clone(), worker.id);

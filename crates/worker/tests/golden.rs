@@ -38,8 +38,17 @@ fn a_generate_request_has_its_golden_bytes() {
         request_id: "request-1".into(),
         token_ids: vec![0, 1, 127, 128, 49151],
         sampling: Some(sampling),
-        logprobs: Some(proto::LogprobParams { output: Some(true), top_k: Some(5), input_start: Some(0), token_ids: vec![7, 8] }),
-        cache_namespace: Some(proto::CacheNamespace { cache_salt: Some(String::new()), extra_key: Some("key".into()), adapter: None }),
+        logprobs: Some(proto::LogprobParams {
+            output: Some(true),
+            top_k: Some(5),
+            input_start: Some(0),
+            token_ids: vec![7, 8],
+        }),
+        cache_namespace: Some(proto::CacheNamespace {
+            cache_salt: Some(String::new()),
+            extra_key: Some("key".into()),
+            adapter: None,
+        }),
         deadline_ms: Some(60_000),
         traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into(),
         ..Default::default()
@@ -49,7 +58,10 @@ fn a_generate_request_has_its_golden_bytes() {
 
 #[test]
 fn a_step_frame_has_its_golden_bytes() {
-    let top = |ids: &[u32], logprobs: &[f32]| proto::TopLogprobs { token_ids: ids.to_vec(), logprobs: logprobs.to_vec() };
+    let top = |ids: &[u32], logprobs: &[f32]| proto::TopLogprobs {
+        token_ids: ids.to_vec(),
+        logprobs: logprobs.to_vec(),
+    };
     let first = proto::SequenceDelta {
         handle: 1,
         token_ids: vec![28, 300],
@@ -84,11 +96,22 @@ fn a_step_frame_has_its_golden_bytes() {
 
 #[test]
 fn cache_events_have_their_golden_bytes() {
-    let stored = proto::BlocksStored { parent_hash: u64::MAX, block_hashes: vec![1, 0x0123_4567_89ab_cdef], token_ids: vec![5, 6, 7, 8] };
+    let stored = proto::BlocksStored {
+        parent_hash: u64::MAX,
+        block_hashes: vec![1, 0x0123_4567_89ab_cdef],
+        token_ids: vec![5, 6, 7, 8],
+    };
     let removed = proto::BlocksRemoved { block_hashes: vec![2] };
     let events = [Change::Cleared(proto::BlocksCleared {}), Change::Stored(stored), Change::Removed(removed)]
         .map(|change| proto::KvEvent { change: Some(change) })
         .to_vec();
-    let batch = proto::SubscribeKvEventsResponse { epoch: 3, sequence: 9, snapshot: false, snapshot_end: false, events, page_size: 2 };
+    let batch = proto::SubscribeKvEventsResponse {
+        epoch: 3,
+        sequence: 9,
+        snapshot: false,
+        snapshot_end: false,
+        events,
+        page_size: 2,
+    };
     check("kv_events.bin", &batch);
 }

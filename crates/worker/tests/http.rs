@@ -12,7 +12,11 @@ use http::Request;
 use http_body_util::BodyExt;
 
 fn options() -> FleetOptions {
-    FleetOptions { health_interval: Duration::from_millis(100), health_retry: Duration::from_millis(20), ..Default::default() }
+    FleetOptions {
+        health_interval: Duration::from_millis(100),
+        health_retry: Duration::from_millis(20),
+        ..Default::default()
+    }
 }
 
 async fn scripted() -> ScriptedWorker {
@@ -54,7 +58,10 @@ async fn a_request_and_its_answer_pass_untouched() {
     let record = scripted.record();
     let seen = record.requests("/v1/completions")[0];
     assert_eq!((seen.target.as_str(), &seen.body[..]), ("/v1/completions?x=1", &br#"{"a": 1}"#[..]));
-    assert_eq!((seen.header("x-custom"), seen.header("host")), (Some("kept"), scripted.url().strip_prefix("http://")));
+    assert_eq!(
+        (seen.header("x-custom"), seen.header("host")),
+        (Some("kept"), scripted.url().strip_prefix("http://"))
+    );
 }
 
 #[tokio::test]
@@ -167,13 +174,17 @@ async fn listed_models_are_refreshed_and_a_worker_without_a_list_takes_any_name(
 #[tokio::test]
 async fn prompts_return_to_the_worker_that_saw_them_and_new_ones_spread() {
     let mut workers = Vec::new();
-    let fleet = Fleet::new(FleetOptions { policy: PolicyKind::CacheAware, seed: Some(5), ..options() }, Arc::new(Metrics::default()));
+    let fleet = Fleet::new(
+        FleetOptions { policy: PolicyKind::CacheAware, seed: Some(5), ..options() },
+        Arc::new(Metrics::default()),
+    );
     for _ in 0..4 {
         let scripted = scripted().await;
         fleet.add(&scripted.url()).unwrap();
         workers.push(scripted);
     }
-    within("readiness", fleet.wait_until(|fleet| fleet.workers().iter().all(|worker| worker.is_ready()))).await;
+    within("readiness", fleet.wait_until(|fleet| fleet.workers().iter().all(|worker| worker.is_ready())))
+        .await;
     let mut counts = [0; 4];
     for prompt in 0..200 {
         let text = format!("{prompt:04} ").repeat(400);

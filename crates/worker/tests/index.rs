@@ -100,7 +100,11 @@ async fn a_prompt_on_its_way_draws_its_like_until_it_is_over() {
     let twin = fleet.choose(None, &query).unwrap();
     assert_eq!((twin.worker.id, twin.predicted_cached_tokens), (first.worker.id, 396));
     drop((first, twin));
-    assert_eq!(fleet.choose(None, &query).unwrap().predicted_cached_tokens, 0, "the first one left nothing behind");
+    assert_eq!(
+        fleet.choose(None, &query).unwrap().predicted_cached_tokens,
+        0,
+        "the first one left nothing behind"
+    );
 }
 
 #[tokio::test]

@@ -77,7 +77,10 @@ fn drop_unknown(arguments: &[String], layers: &mut Layers) -> Vec<String> {
 /// The command that `--help` describes.
 pub(super) fn command() -> Command {
     let own = [
-        Arg::new("config").long("config").value_name("FILE").help("TOML file of options; environment and flags win over it"),
+        Arg::new("config")
+            .long("config")
+            .value_name("FILE")
+            .help("TOML file of options; environment and flags win over it"),
         Arg::new("print-reference")
             .long("print-reference")
             .value_name("PAGE")
@@ -101,7 +104,8 @@ fn argument(row: &'static super::table::Row) -> Arg {
         Shape::Choice(names) => format!(" [one of: {}]", names().join(", ")),
         _ => String::new(),
     };
-    let arg = Arg::new(row.field).long(row.name()).help(format!("{}{choices}{default}", row.doc.replace('`', "")));
+    let arg =
+        Arg::new(row.field).long(row.name()).help(format!("{}{choices}{default}", row.doc.replace('`', "")));
     match row.shape {
         Shape::Switch => arg
             .num_args(0..=1)
@@ -109,7 +113,9 @@ fn argument(row: &'static super::table::Row) -> Arg {
             .default_missing_value("true")
             .action(ArgAction::Set)
             .value_name("BOOL"),
-        Shape::List => arg.num_args(1..).action(ArgAction::Append).value_name(row.shape.word().to_uppercase()),
+        Shape::List => {
+            arg.num_args(1..).action(ArgAction::Append).value_name(row.shape.word().to_uppercase())
+        }
         // A scalar given twice is read as two values and refused with both in view.
         _ => arg.num_args(1).action(ArgAction::Set).value_name(row.shape.word().to_uppercase()),
     }

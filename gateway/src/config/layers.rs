@@ -98,7 +98,9 @@ impl Layers {
             let place = format!("{shown}: {name}");
             match texts_of(&value) {
                 Some(texts) => self.put(&name, place, texts),
-                None => self.fault(Fault::new(place, "is a table or nested list; give one value or a flat list")),
+                None => {
+                    self.fault(Fault::new(place, "is a table or nested list; give one value or a flat list"))
+                }
             }
         }
     }
@@ -116,7 +118,9 @@ impl Layers {
 
     /// The place that a field's value came from, for faults of the resolved value.
     pub(super) fn place(&self, field: &str) -> String {
-        self.given.get(field).map_or_else(|| format!("--{}", field.replace('_', "-")), |given| given.place.clone())
+        self.given
+            .get(field)
+            .map_or_else(|| format!("--{}", field.replace('_', "-")), |given| given.place.clone())
     }
 
     pub(super) fn read<T: Value>(&self, field: &str, default: &str, faults: &mut Vec<Fault>) -> Option<T> {

@@ -126,7 +126,8 @@ fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
 
 fn check_worker_url(url: &str) -> Result<(), String> {
     let known = ["http://", "grpc://"].iter().any(|scheme| url.starts_with(scheme));
-    let parsed = url.parse::<http::Uri>().is_ok_and(|uri| uri.authority().is_some_and(|a| !a.host().is_empty()));
+    let parsed =
+        url.parse::<http::Uri>().is_ok_and(|uri| uri.authority().is_some_and(|a| !a.host().is_empty()));
     match known && parsed {
         true => Ok(()),
         false => Err(format!("'{url}' is not a worker's address; give grpc://host:port or http://host:port")),

@@ -34,8 +34,15 @@ fn options() -> String {
             shape => shape.word().to_owned(),
         };
         let default = if row.default.is_empty() { "none".to_owned() } else { format!("`{}`", row.default) };
-        writeln!(page, "| `{}` | `{}` | {kind} | {default} | {} | {} |", row.name(), row.env(), row.doc, row.since)
-            .expect("writing to a string cannot fail");
+        writeln!(
+            page,
+            "| `{}` | `{}` | {kind} | {default} | {} | {} |",
+            row.name(),
+            row.env(),
+            row.doc,
+            row.since
+        )
+        .expect("writing to a string cannot fail");
     }
     page
 }
@@ -51,7 +58,8 @@ fn python() -> String {
          class PolicyType(str, Enum):\n    \"\"\"How a worker is chosen.\"\"\"\n\n",
     );
     for name in policy_names() {
-        writeln!(page, "    {} = \"{name}\"", name.to_ascii_uppercase()).expect("writing to a string cannot fail");
+        writeln!(page, "    {} = \"{name}\"", name.to_ascii_uppercase())
+            .expect("writing to a string cannot fail");
     }
     page.push_str("\n\nclass RouterOptions(TypedDict, total=False):\n    \"\"\"Keyword arguments of `Router`; each is optional.\"\"\"\n\n");
     for row in TABLE {

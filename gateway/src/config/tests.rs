@@ -42,9 +42,14 @@ fn every_default_of_the_table_is_a_value_of_its_type() {
 fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("router.toml");
-    std::fs::write(&path, "port = 1\nlog_level = \"warn\"\nmax-connections = 7\nworker-urls = [\"http://a:1\"]\n").expect("written");
+    std::fs::write(
+        &path,
+        "port = 1\nlog_level = \"warn\"\nmax-connections = 7\nworker-urls = [\"http://a:1\"]\n",
+    )
+    .expect("written");
     let file = path.to_str().expect("a plain path");
-    let environment = [("BRANCHLINE_ROUTER_PORT", "2"), ("BRANCHLINE_ROUTER_LOG_LEVEL", "error"), ("OTHER", "x")];
+    let environment =
+        [("BRANCHLINE_ROUTER_PORT", "2"), ("BRANCHLINE_ROUTER_LOG_LEVEL", "error"), ("OTHER", "x")];
     let options = options(&["--config", file, "--port", "3"], &environment);
     assert_eq!(options.port, 3);
     assert_eq!(options.log_level.name(), "error");
@@ -55,9 +60,13 @@ fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
 
 #[test]
 fn lists_take_many_values_and_repeats() {
-    let options = options(&["--worker-urls", "http://a:1", "grpc://b:2", "--worker-urls", "http://c:3", "--port", "1"], &[]);
+    let options = options(
+        &["--worker-urls", "http://a:1", "grpc://b:2", "--worker-urls", "http://c:3", "--port", "1"],
+        &[],
+    );
     assert_eq!(options.worker_urls, ["http://a:1", "grpc://b:2", "http://c:3"]);
-    let from_env = self::options(&[], &[("BRANCHLINE_ROUTER_WORKER_URLS", "http://a:1, http://b:2 http://c:3")]);
+    let from_env =
+        self::options(&[], &[("BRANCHLINE_ROUTER_WORKER_URLS", "http://a:1, http://b:2 http://c:3")]);
     assert_eq!(from_env.worker_urls.len(), 3);
 }
 
@@ -68,7 +77,18 @@ fn all_faults_are_reported_at_once_with_their_places_and_remedies() {
     std::fs::write(&path, "polcy = \"random\"\nhost = [\"a\", \"b\"]\n[nested]\nx = 1\n").expect("written");
     let file = path.to_str().expect("a plain path");
     let text = refusal(
-        &["--config", file, "--prot", "80", "--port", "eighty", "--policy", "round-robin", "--worker-urls", "ftp://a"],
+        &[
+            "--config",
+            file,
+            "--prot",
+            "80",
+            "--port",
+            "eighty",
+            "--policy",
+            "round-robin",
+            "--worker-urls",
+            "ftp://a",
+        ],
         &[("BRANCHLINE_ROUTER_LOG_JSON", "maybe"), ("BRANCHLINE_ROUTER_WORKER_URL", "http://a:1")],
     );
     for part in [
@@ -89,10 +109,26 @@ fn all_faults_are_reported_at_once_with_their_places_and_remedies() {
 #[test]
 fn faults_of_readable_values_come_together_too() {
     let text = refusal(
-        &["--host", "0.0.0.0", "--worker-urls", "ftp://a", "nohost", "--prometheus-port", "30000", "--max-connections", "0"],
+        &[
+            "--host",
+            "0.0.0.0",
+            "--worker-urls",
+            "ftp://a",
+            "nohost",
+            "--prometheus-port",
+            "30000",
+            "--max-connections",
+            "0",
+        ],
         &[],
     );
-    for part in ["--host: 0.0.0.0 can be reached", "'ftp://a'", "'nohost'", "--prometheus-port: 30000", "--max-connections: 0"] {
+    for part in [
+        "--host: 0.0.0.0 can be reached",
+        "'ftp://a'",
+        "'nohost'",
+        "--prometheus-port: 30000",
+        "--max-connections: 0",
+    ] {
         assert!(text.contains(part), "{part}\n---\n{text}");
     }
 }
@@ -100,7 +136,10 @@ fn faults_of_readable_values_come_together_too() {
 #[test]
 fn an_open_address_needs_keys_or_the_word_insecure() {
     let text = refusal(&["--host", "0.0.0.0"], &[]);
-    assert!(text.contains("--api-key") && text.contains("--insecure") && text.contains("127.0.0.1"), "{text}");
+    assert!(
+        text.contains("--api-key") && text.contains("--insecure") && text.contains("127.0.0.1"),
+        "{text}"
+    );
     options(&["--host", "0.0.0.0", "--api-key", "k"], &[]);
     options(&["--host", "0.0.0.0", "--insecure"], &[]);
     options(&["--host", "localhost"], &[]);
@@ -145,12 +184,18 @@ fn an_unreadable_or_malformed_file_is_named() {
 
 #[test]
 fn help_and_the_page_show_every_option_with_its_default() {
-    let Outcome::Exit { text: help, code: 0 } = with(&["--help"], &[]) else { panic!("help ends the process well") };
+    let Outcome::Exit { text: help, code: 0 } = with(&["--help"], &[]) else {
+        panic!("help ends the process well")
+    };
     let page = render("options").expect("a page");
     for row in TABLE {
         assert!(help.contains(&format!("--{}", row.name())), "{}", row.field);
         assert!(page.contains(&format!("| `{}` | `{}` |", row.name(), row.env())), "{}", row.field);
-        assert!(row.default.is_empty() || help.contains(&format!("[default: {}]", row.default)), "{}", row.field);
+        assert!(
+            row.default.is_empty() || help.contains(&format!("[default: {}]", row.default)),
+            "{}",
+            row.field
+        );
     }
 }
 
@@ -160,15 +205,19 @@ fn every_page_renders_and_no_other_does() {
         assert!(render(page).is_some_and(|text| text.len() > 200), "{page}");
     }
     assert!(render("nothing").is_none());
-    let Outcome::Exit { code: 2, .. } = with(&["--print-reference", "nothing"], &[]) else { panic!("unknown page") };
+    let Outcome::Exit { code: 2, .. } = with(&["--print-reference", "nothing"], &[]) else {
+        panic!("unknown page")
+    };
 }
 
 #[test]
 fn arguments_by_name_resolve_like_flags() {
-    let given = vec![("port".to_owned(), vec!["9".to_owned()]), ("log_level".to_owned(), vec!["off".to_owned()])];
+    let given =
+        vec![("port".to_owned(), vec!["9".to_owned()]), ("log_level".to_owned(), vec!["off".to_owned()])];
     let options = resolve_arguments(given, None, std::iter::empty()).expect("known names");
     assert_eq!(options.port, 9);
-    let faults = resolve_arguments(vec![("prot".to_owned(), vec![])], None, std::iter::empty()).expect_err("unknown");
+    let faults =
+        resolve_arguments(vec![("prot".to_owned(), vec![])], None, std::iter::empty()).expect_err("unknown");
     assert_eq!(faults[0].place, "prot");
 }
 

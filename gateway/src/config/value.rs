@@ -86,7 +86,8 @@ impl Value for u16 {
 
     fn parse(texts: &[String]) -> Result<Self, String> {
         let text = single(texts)?;
-        text.parse().map_err(|_| format!("'{text}' is not a port; give a number from 0 to 65535 (0: any free port)"))
+        text.parse()
+            .map_err(|_| format!("'{text}' is not a port; give a number from 0 to 65535 (0: any free port)"))
     }
 }
 
@@ -240,13 +241,16 @@ impl Value for LogLevel {
 
 /// The refusal of a name outside a closed list, with the nearest one where there is one.
 pub(crate) fn not_listed(text: &str, names: &[&str]) -> String {
-    let hint = nearest(text, names.iter().copied()).map(|name| format!("did you mean '{name}'? ")).unwrap_or_default();
+    let hint = nearest(text, names.iter().copied())
+        .map(|name| format!("did you mean '{name}'? "))
+        .unwrap_or_default();
     format!("'{text}' is not one of the choices; {hint}give one of {}", names.join(", "))
 }
 
 /// The known name nearest to `text` by edit distance, if it is near at all.
 pub(crate) fn nearest<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let (distance, name) = names.map(|name| (edit_distance(text, name), name)).min_by_key(|(distance, _)| *distance)?;
+    let (distance, name) =
+        names.map(|name| (edit_distance(text, name), name)).min_by_key(|(distance, _)| *distance)?;
     (distance <= 1 + text.len() / 3).then_some(name)
 }
 
@@ -276,7 +280,9 @@ mod tests {
 
     #[test]
     fn durations_take_units_and_plain_seconds() {
-        for (text, millis) in [("250ms", 250), ("30", 30_000), ("1.5s", 1500), ("5m", 300_000), ("1h", 3_600_000)] {
+        for (text, millis) in
+            [("250ms", 250), ("30", 30_000), ("1.5s", 1500), ("5m", 300_000), ("1h", 3_600_000)]
+        {
             assert_eq!(parse::<Duration>(text), Ok(Duration::from_millis(millis)), "{text}");
         }
         for text in ["", "-1s", "soon", "1d", "1e99", "99999h", "nan"] {

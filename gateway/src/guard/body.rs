@@ -104,7 +104,10 @@ mod tests {
     #[tokio::test]
     async fn an_endless_body_is_refused_after_the_limit() {
         let endless = Body::from_stream(stream::repeat_with(|| std::io::Result::Ok("abc")));
-        assert_eq!(read_body(endless, limit(1000)).await.expect_err("endless").code, ErrorCode::PayloadTooLarge);
+        assert_eq!(
+            read_body(endless, limit(1000)).await.expect_err("endless").code,
+            ErrorCode::PayloadTooLarge
+        );
     }
 
     #[tokio::test]

@@ -39,7 +39,9 @@ mod tests {
         for host in ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST", "::ffff:127.0.0.1"] {
             assert!(is_loopback(host), "{host}");
         }
-        for host in ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "127.0.0.1.example.org"] {
+        for host in
+            ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "127.0.0.1.example.org"]
+        {
             assert!(!is_loopback(host), "{host}");
         }
     }

@@ -48,7 +48,8 @@ impl Rules {
         }
         let keyed = self.keys.required() && self.keys.accept(request.headers());
         if self.keys.required() && !keyed {
-            let message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'";
+            let message =
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'";
             return Err(Error::new(ErrorCode::Unauthenticated, message));
         }
         match access {
@@ -110,7 +111,6 @@ enum Pace {
     Done,
 }
 
-
 impl Tally {
     fn start(metrics: Arc<Metrics>, route: Route) -> Self {
         let in_flight = metrics.in_flight.with([""; 0]);
@@ -143,7 +143,10 @@ impl Tally {
                 let elapsed = now.duration_since(self.started).as_secs_f64();
                 self.metrics.first_token_seconds.with([self.route.label]).observe(elapsed);
                 self.pace = match stream {
-                    true => Pace::Since { last: now, gaps: self.metrics.inter_token_seconds.with([self.route.label]) },
+                    true => Pace::Since {
+                        last: now,
+                        gaps: self.metrics.inter_token_seconds.with([self.route.label]),
+                    },
                     false => Pace::Done,
                 };
             }
@@ -177,7 +180,10 @@ impl HttpBody for Counted {
     type Data = Bytes;
     type Error = axum::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<std::result::Result<Frame<Bytes>, axum::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()

@@ -36,7 +36,8 @@ impl Keys {
     /// Looks at every hash whatever the outcome, so that time tells nothing.
     fn knows(&self, key: &[u8]) -> bool {
         let hash = Sha256::digest(key);
-        let found = self.hashes.iter().fold(Choice::from(0), |found, known| found | known[..].ct_eq(&hash[..]));
+        let found =
+            self.hashes.iter().fold(Choice::from(0), |found, known| found | known[..].ct_eq(&hash[..]));
         found.into()
     }
 }

@@ -15,7 +15,12 @@ use super::exposure::is_loopback;
 ///
 /// # Errors
 /// `PermissionDenied`, naming the header and what to send.
-pub(super) fn check(headers: &HeaderMap, authority: Option<&str>, configured: &str, keyed: bool) -> Result<()> {
+pub(super) fn check(
+    headers: &HeaderMap,
+    authority: Option<&str>,
+    configured: &str,
+    keyed: bool,
+) -> Result<()> {
     let host = match headers.get(HOST) {
         Some(value) => value.to_str().unwrap_or_default(),
         None => authority.unwrap_or_default(),
@@ -32,7 +37,8 @@ pub(super) fn check(headers: &HeaderMap, authority: Option<&str>, configured: &s
     match same.is_some_and(|site| site.eq_ignore_ascii_case(host)) {
         true => Ok(()),
         false => {
-            let message = format!("origin '{origin}' is another site; admin calls from web pages are refused");
+            let message =
+                format!("origin '{origin}' is another site; admin calls from web pages are refused");
             Err(Error::new(ErrorCode::PermissionDenied, message).with_field("origin"))
         }
     }

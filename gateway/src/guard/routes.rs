@@ -46,6 +46,7 @@ const ROUTES: &[Route] = &[
 ];
 
 const WORKER: Route = route("/workers/{id}", Access::Admin);
+const MODEL: Route = route("/v1/models/{id}", Access::Client);
 const OTHER: Route = route("other", Access::Client);
 
 const fn route(label: &'static str, access: Access) -> Route {
@@ -57,6 +58,7 @@ pub fn route_of(path: &str) -> Route {
     match ROUTES.iter().find(|route| route.label == path) {
         Some(route) => *route,
         None if path.starts_with("/workers/") => WORKER,
+        None if path.starts_with("/v1/models/") => MODEL,
         None => OTHER,
     }
 }
@@ -69,7 +71,8 @@ mod tests {
     fn paths_of_clients_never_become_labels() {
         assert_eq!(route_of("/v1/models").label, "/v1/models");
         assert_eq!(route_of("/workers/w7").label, "/workers/{id}");
-        for path in ["/v1/models/x", "/", "", "/v1/models?x", "/%00"] {
+        assert_eq!(route_of("/v1/models/org/name").label, "/v1/models/{id}");
+        for path in ["/v1/model", "/", "", "/v1/models?x", "/%00"] {
             assert_eq!(route_of(path).label, "other", "{path}");
         }
     }

@@ -143,9 +143,14 @@ async fn flush(State(app): State<Arc<App>>) -> Response {
                     Ok(json!({"flushed_pages": flushed.flushed_pages, "held_pages": flushed.held_pages}))
                 }
                 Some(http) => {
-                    let (status, body) = fan::call(&app, http, Method::POST, "/flush_cache", Bytes::new()).await?;
-                    accepted(status, &body)?;
-                    Ok(json!({"status": status.as_u16()}))
+                    let (status, body) =
+                        fan::call(&app, http, Method::POST, "/flush_cache", Bytes::new()).await?;
+                    // Most servers have no such path; that leaves nothing undone that could be done.
+                    let supported = !matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED);
+                    if supported {
+                        accepted(status, &body)?;
+                    }
+                    Ok(json!({"status": status.as_u16(), "supported": supported}))
                 }
             }
         }
@@ -162,13 +167,15 @@ fn accepted(status: StatusCode, body: &Bytes) -> Result<()> {
         return Ok(());
     }
     let text = String::from_utf8_lossy(body);
-    let message = format!("the worker answered {}: {}", status.as_u16(), text.chars().take(200).collect::<String>());
+    let message =
+        format!("the worker answered {}: {}", status.as_u16(), text.chars().take(200).collect::<String>());
     Err(Error::new(ErrorCode::UpstreamFailed, message))
 }
 
 /// A worker's part of a fan-out's answer.
 pub(super) fn report(worker: &Worker, outcome: Result<Value>) -> Value {
-    let mut shown = json!({"id": worker.id.to_string(), "url": worker.url, "kind": worker.transport().to_string()});
+    let mut shown =
+        json!({"id": worker.id.to_string(), "url": worker.url, "kind": worker.transport().to_string()});
     let extra = match outcome {
         Ok(value) => value,
         Err(error) => json!({"error": {"message": error.message, "code": error.code.name()}}),
@@ -211,7 +218,8 @@ async fn abort(State(app): State<Arc<App>>, request: Request<Body>) -> Answered 
         }
         None => fan::ask_all(&app, |worker| abort_on(Arc::clone(&app), worker, rid.clone(), false)).await,
     };
-    let counts = asked.iter().filter_map(|(_, outcome)| outcome.as_ref().ok()).filter_map(|v| v["aborted"].as_u64());
+    let counts =
+        asked.iter().filter_map(|(_, outcome)| outcome.as_ref().ok()).filter_map(|v| v["aborted"].as_u64());
     let found: u64 = counts.sum();
     app.metrics.aborts.with(["api"]).inc_by(found);
     let workers: Vec<Value> = asked.into_iter().map(|(worker, outcome)| report(&worker, outcome)).collect();

@@ -29,7 +29,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
 
 async fn handle(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     let outcome = serve(&app, request).await;
-    settle(&app, outcome)
+    settle(outcome)
 }
 
 async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {

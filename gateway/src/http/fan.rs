@@ -40,16 +40,24 @@ where
 }
 
 /// Sends an admin call to an HTTP worker and reads its whole answer.
-pub(super) async fn call(app: &App, http: &HttpWorker, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes)> {
-    let mut request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+pub(super) async fn call(
+    app: &App,
+    http: &HttpWorker,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> Result<(StatusCode, Bytes)> {
+    let mut request =
+        Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
     if let Some(credential) = worker_credential(&app.options) {
         request = request.header(header::AUTHORIZATION, credential);
     }
-    let request = request.body(body).map_err(|error| Error::internal(format!("{path} is no request: {error}")))?;
+    let request =
+        request.body(body).map_err(|error| Error::internal(format!("{path} is no request: {error}")))?;
     let response = http.send(request).await?;
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
-    let body = body.map_err(|error| Error::new(ErrorCode::UpstreamFailed, format!("the answer broke off: {error}")))?;
+    let body = body
+        .map_err(|error| Error::new(ErrorCode::UpstreamFailed, format!("the answer broke off: {error}")))?;
     Ok((status, body.to_bytes()))
 }
-

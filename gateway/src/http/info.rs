@@ -144,13 +144,17 @@ pub(super) async fn model(State(app): State<Arc<App>>) -> Response {
     }
     let workers = app.fleet.workers();
     for http in workers.iter().filter(|worker| worker.is_ready()).filter_map(|worker| Worker::http(worker)) {
-        if let Ok((StatusCode::OK, body)) = fan::call(&app, http, Method::GET, "/get_model_info", Bytes::new()).await
+        if let Ok((StatusCode::OK, body)) =
+            fan::call(&app, http, Method::GET, "/get_model_info", Bytes::new()).await
             && let Ok(info) = serde_json::from_slice::<Value>(&body)
         {
             return answer(StatusCode::OK, &info);
         }
     }
-    let error = Error::new(ErrorCode::Unavailable, "no ready worker has told about its model; try again when one is ready");
+    let error = Error::new(
+        ErrorCode::Unavailable,
+        "no ready worker has told about its model; try again when one is ready",
+    );
     refuse(&error.with_retry_after(std::time::Duration::from_secs(1)))
 }
 
@@ -161,7 +165,11 @@ mod tests {
     #[test]
     fn totals_add_up_and_the_rate_is_of_the_sums() {
         let mut total = CacheReport::default();
-        let stats = |prompt, cached| proto::CacheStats { prompt_tokens: prompt, cached_tokens: cached, ..Default::default() };
+        let stats = |prompt, cached| proto::CacheStats {
+            prompt_tokens: prompt,
+            cached_tokens: cached,
+            ..Default::default()
+        };
         total.add(&stats(0, 0));
         assert_eq!(total.hit_rate, 0.0);
         total.add(&stats(100, 80));

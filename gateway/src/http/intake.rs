@@ -152,10 +152,7 @@ pub(super) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
 
-/// A handler's outcome as the answer; refusals are counted.
-pub(super) fn settle(app: &App, outcome: Result<Response>) -> Response {
-    outcome.unwrap_or_else(|error| {
-        dispatch::failed(&app.metrics, &error);
-        refuse(&error)
-    })
+/// A handler's outcome as the answer. The gate counts refusals.
+pub(super) fn settle(outcome: Result<Response>) -> Response {
+    outcome.unwrap_or_else(|error| refuse(&error))
 }

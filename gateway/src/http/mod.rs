@@ -56,11 +56,16 @@ fn gate(app: &Arc<App>, router: Router, keys: Keys) -> Gate<Router> {
 }
 
 async fn unknown_path(request: Request<Body>) -> Response {
-    let message = format!("{} {} does not exist; see the router's reference for the paths", request.method(), request.uri().path());
+    let message = format!(
+        "{} {} does not exist; see the router's reference for the paths",
+        request.method(),
+        request.uri().path()
+    );
     refuse(&Error::new(ErrorCode::NotFound, message))
 }
 
 async fn wrong_method(request: Request<Body>) -> Response {
-    let message = format!("{} is not a method of {}; see the allow header", request.method(), request.uri().path());
+    let message =
+        format!("{} is not a method of {}; see the allow header", request.method(), request.uri().path());
     refuse(&Error::new(ErrorCode::MethodNotAllowed, message))
 }

@@ -25,7 +25,7 @@ async fn list(State(app): State<Arc<App>>) -> Response {
 
 async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response {
     let outcome = find(&app, id);
-    settle(&app, outcome)
+    settle(outcome)
 }
 
 fn find(app: &App, id: String) -> Result<Response> {

@@ -97,7 +97,9 @@ impl<'a> Attempts<'a> {
                     };
                 }
             };
-            let Some(http) = worker.http() else { return refuse(&Error::internal("an engine was chosen for a relay")) };
+            let Some(http) = worker.http() else {
+                return refuse(&Error::internal("an engine was chosen for a relay"));
+            };
             let reason = match self.send(http).await {
                 Ok(response) if is_pushback(response.status()) => {
                     pushback.get_or_insert(Pushback { response, guard });
@@ -138,7 +140,9 @@ impl<'a> Attempts<'a> {
         *request.uri_mut() = self.head.uri.clone();
         *request.headers_mut() = self.headers.clone();
         let first = self.app.options.first_token_timeout.map(|timeout| Instant::now() + timeout);
-        let Some(limit) = [first, self.deadline].into_iter().flatten().min() else { return http.send(request).await };
+        let Some(limit) = [first, self.deadline].into_iter().flatten().min() else {
+            return http.send(request).await;
+        };
         match timeout_at(limit, http.send(request)).await {
             Ok(outcome) => outcome,
             Err(_) if self.is_over() => Err(Error::new(

@@ -28,12 +28,12 @@ pub(super) fn routes() -> Router<Arc<App>> {
 
 async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     let outcome = serve_tokenize(&app, request).await;
-    settle(&app, outcome)
+    settle(outcome)
 }
 
 async fn detokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     let outcome = serve_detokenize(&app, request).await;
-    settle(&app, outcome)
+    settle(outcome)
 }
 
 async fn serve_tokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response> {

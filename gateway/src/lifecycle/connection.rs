@@ -35,7 +35,11 @@ impl Accept {
     /// Serves `service` to every connection until the drain begins; the port closes with it.
     pub(super) async fn run<S, B>(self, listener: TcpListener, service: S)
     where
-        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
         S::Future: Send,
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<axum::BoxError>,
@@ -122,4 +126,3 @@ async fn serve<S, B>(
         }
     }
 }
-

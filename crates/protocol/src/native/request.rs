@@ -205,7 +205,8 @@ fn rids(fields: &Fields<'_>, count: usize, batch: bool) -> Result<Vec<Option<Str
             (0..count).map(|item| request_id(&format!("{rid}_{item}").into(), "rid").map(Some)).collect()
         }
         _ => {
-            let rids = spread(fields, "rid", count, batch, None, |value, path| request_id(value, path).map(Some))?;
+            let rids =
+                spread(fields, "rid", count, batch, None, |value, path| request_id(value, path).map(Some))?;
             let mut seen = HashSet::new();
             match rids.iter().flatten().find(|rid| !seen.insert(rid.as_str())) {
                 Some(twice) => {

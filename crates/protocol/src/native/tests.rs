@@ -116,7 +116,10 @@ fn max_new_tokens_zero_plants_a_prefix() {
 #[test]
 fn an_id_that_stands_twice_in_a_batch_is_refused_by_name() {
     let error = read(json!({"text": ["a", "b", "c"], "rid": ["x", null, "x"]})).unwrap_err();
-    assert_eq!((error.code, error.field.as_deref()), (branchline_core::ErrorCode::InvalidArgument, Some("rid")));
+    assert_eq!(
+        (error.code, error.field.as_deref()),
+        (branchline_core::ErrorCode::InvalidArgument, Some("rid"))
+    );
     assert!(error.message.contains("\"x\""), "{}", error.message);
     assert!(read(json!({"text": ["a", "b"], "rid": [null, null]})).is_ok());
     assert!(read(json!({"text": ["a", "b"], "rid": ["x", "y"]})).is_ok());

@@ -22,7 +22,11 @@ fn every_policy_chooses_a_candidate_if_there_is_one_and_spreads_equals() {
         let policy = kind.build();
         assert_eq!(policy.kind(), kind);
         assert_eq!(policy.choose(&[], &mut StdRng::seed_from_u64(0)), None, "{kind:?}");
-        assert_eq!(policy.choose(&[candidate(0, 9, 9, 9)], &mut StdRng::seed_from_u64(0)), Some(0), "{kind:?}");
+        assert_eq!(
+            policy.choose(&[candidate(0, 9, 9, 9)], &mut StdRng::seed_from_u64(0)),
+            Some(0),
+            "{kind:?}"
+        );
         let equals: Vec<_> = (0..4).map(|number| candidate(number, 100, 0, 0)).collect();
         for count in counts(&*policy, &equals, 4000) {
             assert!((850..1150).contains(&count), "{kind:?}: {count} of 4000 on one of four equals");
@@ -38,7 +42,10 @@ fn names_parse_back_and_an_unknown_one_lists_them() {
         assert_eq!(kind.name().parse(), Ok(kind));
     }
     let error = "magic".parse::<PolicyKind>().unwrap_err();
-    assert!(error.message.contains("'magic'") && error.message.contains("cache_aware, round_robin"), "{error}");
+    assert!(
+        error.message.contains("'magic'") && error.message.contains("cache_aware, round_robin"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -53,7 +60,8 @@ fn round_robin_takes_turns() {
 #[test]
 fn power_of_two_never_takes_the_busiest() {
     let policy = PolicyKind::PowerOfTwo.build();
-    let counts = counts(&*policy, &[candidate(0, 0, 0, 1), candidate(1, 0, 0, 9), candidate(2, 0, 0, 2)], 1000);
+    let counts =
+        counts(&*policy, &[candidate(0, 0, 0, 1), candidate(1, 0, 0, 9), candidate(2, 0, 0, 2)], 1000);
     assert_eq!(counts[1], 0);
     assert!(counts[0] > counts[2], "{counts:?}");
 }
@@ -61,7 +69,8 @@ fn power_of_two_never_takes_the_busiest() {
 #[test]
 fn cache_aware_goes_to_the_prefix_until_load_outweighs_it() {
     let policy = PolicyKind::CacheAware.build();
-    let choose = |holder_runs| counts(&*policy, &[candidate(0, 2000, 0, 0), candidate(1, 100, 0, holder_runs)], 100);
+    let choose =
+        |holder_runs| counts(&*policy, &[candidate(0, 2000, 0, 0), candidate(1, 100, 0, holder_runs)], 100);
     assert_eq!(choose(0), [0, 100]);
     assert_eq!(choose(10), [0, 100]);
     assert_eq!(choose(60), [100, 0]);
@@ -76,7 +85,8 @@ fn cache_aware_keeps_a_hot_prefix_balanced_over_time() {
     let mut random = StdRng::seed_from_u64(3);
     let (mut running, mut served, mut live) = ([0_u64; 8], [0_usize; 8], std::collections::VecDeque::new());
     for _ in 0..8000 {
-        let candidates: Vec<_> = (0..8).map(|number| candidate(number, 100, 0, running[number as usize])).collect();
+        let candidates: Vec<_> =
+            (0..8).map(|number| candidate(number, 100, 0, running[number as usize])).collect();
         let chosen = policy.choose(&candidates, &mut random).unwrap();
         running[chosen] += 1;
         served[chosen] += 1;

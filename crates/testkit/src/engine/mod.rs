@@ -37,7 +37,11 @@ pub enum Act {
 impl Act {
     /// News of some tokens and their text.
     pub fn tokens(token_ids: &[u32], text: &str) -> Self {
-        Self::send(proto::SequenceDelta { token_ids: token_ids.to_vec(), text: text.into(), ..Default::default() })
+        Self::send(proto::SequenceDelta {
+            token_ids: token_ids.to_vec(),
+            text: text.into(),
+            ..Default::default()
+        })
     }
 
     /// Any news.
@@ -95,7 +99,14 @@ impl Default for EngineSetup {
             eos_token: Some("<|im_end|>".into()),
             ..Default::default()
         };
-        Self { info, tokenizer_json: byte_tokenizer_json(), manifest, piece_bytes: 1000, token: None, without_events: false }
+        Self {
+            info,
+            tokenizer_json: byte_tokenizer_json(),
+            manifest,
+            piece_bytes: 1000,
+            token: None,
+            without_events: false,
+        }
     }
 }
 
@@ -136,6 +147,15 @@ struct State {
 }
 
 impl State {
+    /// Sends a frame on the present stream.
+    fn send(&self, deltas: Vec<proto::SequenceDelta>) {
+        let step = self.step.fetch_add(1, Ordering::Relaxed);
+        if let Some(frames) = &*self.frames.lock() {
+            self.messages.fetch_add(1, Ordering::Relaxed);
+            let _ = frames.send(Ok(frame(step, deltas)));
+        }
+    }
+
     fn changed(&self) {
         self.changes.send_modify(|count| *count += 1);
     }
@@ -198,11 +218,7 @@ impl FakeEngine {
 
     /// Sends a frame on the present stream. Nothing happens while no gateway is attached.
     pub fn emit(&self, deltas: Vec<proto::SequenceDelta>) {
-        let step = self.state.step.fetch_add(1, Ordering::Relaxed);
-        if let Some(frames) = &*self.state.frames.lock() {
-            self.state.messages.fetch_add(1, Ordering::Relaxed);
-            let _ = frames.send(Ok(frame(step, deltas)));
-        }
+        self.state.send(deltas);
     }
 
     /// Sends each delta on the `Generate` stream whose place of arrival (from 0) is its handle.
@@ -303,7 +319,11 @@ impl FakeEngine {
 
     async fn listen(&self) -> Result<SocketAddr> {
         let fail = |cause: std::io::Error| Error::internal(format!("the fake engine cannot listen: {cause}"));
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().map_err(fail)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .map_err(fail)?;
         let (state, address) = (self.state.clone(), self.address);
         let bound = runtime.spawn(async move {
             let listener = TcpListener::bind(address).await?;

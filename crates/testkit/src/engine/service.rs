@@ -27,10 +27,18 @@ impl Service {
         let token = self.state.setup.lock().token.clone();
         let given = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
         match token {
-            Some(token) if given != Some(&format!("Bearer {token}")) => Err(Status::unauthenticated("wrong or missing token")),
+            Some(token) if given != Some(&format!("Bearer {token}")) => {
+                Err(Status::unauthenticated("wrong or missing token"))
+            }
             _ => Ok(()),
         }
     }
+}
+
+/// The end that an abort gives a request.
+fn aborted_end(handle: u64) -> proto::SequenceDelta {
+    let finish = proto::Finish { reason: proto::FinishReason::Abort.into(), ..Default::default() };
+    proto::SequenceDelta { handle, finish: Some(finish), ..Default::default() }
 }
 
 /// Plays the script for one request, one frame an act.
@@ -57,7 +65,10 @@ async fn listen(state: Arc<State>, mut inbound: Streaming<proto::AttachRequest>,
     while let Ok(Some(request)) = inbound.message().await {
         match request.message {
             Some(Message::Hello(_)) => {
-                let welcome = proto::Welcome { engine_id: format!("fake-{}", state.attached.load(Ordering::Relaxed)), contract_revision: 1 };
+                let welcome = proto::Welcome {
+                    engine_id: format!("fake-{}", state.attached.load(Ordering::Relaxed)),
+                    contract_revision: 1,
+                };
                 let _ = frames.send(Ok(proto::AttachResponse { message: Some(Answer::Welcome(welcome)) }));
                 *state.frames.lock() = Some(frames.clone());
                 state.attached.fetch_add(1, Ordering::Release);
@@ -83,19 +94,27 @@ impl Engine for Service {
     type GetTokenizerStream = Out<proto::GetTokenizerResponse>;
     type SubscribeKvEventsStream = Out<proto::SubscribeKvEventsResponse>;
 
-    async fn attach(&self, request: Request<Streaming<proto::AttachRequest>>) -> Result<Response<Self::AttachStream>, Status> {
+    async fn attach(
+        &self,
+        request: Request<Streaming<proto::AttachRequest>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
         self.admit(&request)?;
         let (frames, outbound) = mpsc::unbounded_channel();
         tokio::spawn(listen(self.state.clone(), request.into_inner(), frames));
         Ok(Response::new(UnboundedReceiverStream::new(outbound).boxed()))
     }
 
-    async fn generate(&self, request: Request<proto::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+    async fn generate(
+        &self,
+        request: Request<proto::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
         self.admit(&request)?;
         let script = self.state.script.lock().clone();
         let (frames, outbound) = mpsc::unbounded_channel();
         match script {
-            Some(script) => drop(tokio::spawn(play(self.state.clone(), frames, 0, script(request.get_ref())))),
+            Some(script) => {
+                drop(tokio::spawn(play(self.state.clone(), frames, 0, script(request.get_ref()))))
+            }
             None => self.state.singles.lock().push(frames),
         }
         self.state.changed();
@@ -108,13 +127,21 @@ impl Engine for Service {
         Ok(Response::new(answers.boxed()))
     }
 
-    async fn abort(&self, request: Request<proto::AbortRequest>) -> Result<Response<proto::AbortResponse>, Status> {
+    async fn abort(
+        &self,
+        request: Request<proto::AbortRequest>,
+    ) -> Result<Response<proto::AbortResponse>, Status> {
         self.admit(&request)?;
         let request = request.into_inner();
         let is_meant = |submit: &proto::Submit| {
-            request.abort_all || submit.request.as_ref().is_some_and(|own| own.request_id == request.request_id)
+            request.abort_all
+                || submit.request.as_ref().is_some_and(|own| own.request_id == request.request_id)
         };
-        let aborted = self.state.submits.lock().iter().filter(|submit| is_meant(submit)).count() as u32;
+        let meant: Vec<u64> =
+            self.state.submits.lock().iter().filter(|submit| is_meant(submit)).map(|submit| submit.handle).collect();
+        let aborted = meant.len() as u32;
+        // Ends of requests that are over already are for nobody.
+        self.state.send(meant.into_iter().map(aborted_end).collect());
         self.state.aborts.lock().push(request);
         self.state.changed();
         Ok(Response::new(proto::AbortResponse { aborted }))
@@ -133,7 +160,12 @@ impl Engine for Service {
         request: Request<proto::GetServerInfoRequest>,
     ) -> Result<Response<proto::GetServerInfoResponse>, Status> {
         self.admit(&request)?;
-        let cache = proto::CacheStats { page_size: self.state.setup.lock().info.page_size, pages_total: 64, pages_free: 64, ..Default::default() };
+        let cache = proto::CacheStats {
+            page_size: self.state.setup.lock().info.page_size,
+            pages_total: 64,
+            pages_free: 64,
+            ..Default::default()
+        };
         Ok(Response::new(proto::GetServerInfoResponse {
             version: "0".into(),
             engine_id: "fake".into(),
@@ -157,13 +189,20 @@ impl Engine for Service {
         if manifest.tokenizer_json_bytes == 0 {
             manifest.tokenizer_json_bytes = setup.tokenizer_json.len() as u64;
         }
-        let pieces: Vec<_> = setup.tokenizer_json.chunks(setup.piece_bytes.max(1)).map(|piece| Part::TokenizerJson(piece.to_vec())).collect();
+        let pieces: Vec<_> = setup
+            .tokenizer_json
+            .chunks(setup.piece_bytes.max(1))
+            .map(|piece| Part::TokenizerJson(piece.to_vec()))
+            .collect();
         let parts = std::iter::once(Part::Manifest(manifest)).chain(pieces);
         let parts = stream::iter(parts.map(|part| Ok(proto::GetTokenizerResponse { part: Some(part) })));
         Ok(Response::new(parts.boxed()))
     }
 
-    async fn get_load(&self, request: Request<proto::GetLoadRequest>) -> Result<Response<proto::GetLoadResponse>, Status> {
+    async fn get_load(
+        &self,
+        request: Request<proto::GetLoadRequest>,
+    ) -> Result<Response<proto::GetLoadResponse>, Status> {
         self.admit(&request)?;
         let running = self.state.submits.lock().len() as u32;
         Ok(Response::new(proto::GetLoadResponse { running, pages_total: 64, ..Default::default() }))
@@ -196,7 +235,10 @@ impl Engine for Service {
         Ok(Response::new(UnboundedReceiverStream::new(outbound).boxed()))
     }
 
-    async fn flush_cache(&self, request: Request<proto::FlushCacheRequest>) -> Result<Response<proto::FlushCacheResponse>, Status> {
+    async fn flush_cache(
+        &self,
+        request: Request<proto::FlushCacheRequest>,
+    ) -> Result<Response<proto::FlushCacheResponse>, Status> {
         self.admit(&request)?;
         Ok(Response::new(proto::FlushCacheResponse { flushed_pages: 64, held_pages: 0 }))
     }

@@ -28,7 +28,10 @@ pub struct DeltaStream {
 
 impl std::fmt::Debug for DeltaStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeltaStream").field("handle", &self.handle).field("done", &self.done).finish_non_exhaustive()
+        f.debug_struct("DeltaStream")
+            .field("handle", &self.handle)
+            .field("done", &self.done)
+            .finish_non_exhaustive()
     }
 }
 

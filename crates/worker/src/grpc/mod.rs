@@ -36,7 +36,9 @@ pub(crate) struct Token(Option<MetadataValue<Ascii>>);
 impl Token {
     pub(crate) fn new(token: Option<&str>) -> Result<Self> {
         let header = token.map(|token| format!("Bearer {token}").parse::<MetadataValue<Ascii>>()).transpose();
-        let mut header = header.map_err(|_| Error::invalid("worker_token", "worker_token has characters that no header can carry"))?;
+        let mut header = header.map_err(|_| {
+            Error::invalid("worker_token", "worker_token has characters that no header can carry")
+        })?;
         if let Some(header) = &mut header {
             header.set_sensitive(true);
         }
@@ -96,7 +98,11 @@ impl Engine {
             .with_retry_after(Duration::from_secs(1))
     }
 
-    pub(crate) fn submit(&self, mut request: proto::GenerateRequest, options: SubmitOptions) -> Result<DeltaStream> {
+    pub(crate) fn submit(
+        &self,
+        mut request: proto::GenerateRequest,
+        options: SubmitOptions,
+    ) -> Result<DeltaStream> {
         let mux = self.mux.load_full().ok_or_else(|| self.away())?;
         let sequences = self.sequences(&request);
         if let Some(deadline) = options.deadline {
@@ -137,11 +143,15 @@ impl Engine {
     }
 
     pub(crate) async fn server_info(&self) -> Result<proto::GetServerInfoResponse> {
-        self.call("GetServerInfo", async |mut client| client.get_server_info(proto::GetServerInfoRequest {}).await).await
+        self.call("GetServerInfo", async |mut client| {
+            client.get_server_info(proto::GetServerInfoRequest {}).await
+        })
+        .await
     }
 
     pub(crate) async fn flush_cache(&self) -> Result<proto::FlushCacheResponse> {
-        self.call("FlushCache", async |mut client| client.flush_cache(proto::FlushCacheRequest {}).await).await
+        self.call("FlushCache", async |mut client| client.flush_cache(proto::FlushCacheRequest {}).await)
+            .await
     }
 
     pub(crate) async fn load(&self) -> Result<proto::GetLoadResponse> {

@@ -13,7 +13,9 @@ use parking_lot::Mutex;
 
 use super::slot::{Pushed, Slot};
 use crate::options::BufferLimits;
-use crate::proto::{AttachRequest, Cancel, GenerateRequest, Hello, StepFrame, Submit, attach_request::Message};
+use crate::proto::{
+    AttachRequest, Cancel, GenerateRequest, Hello, StepFrame, Submit, attach_request::Message,
+};
 
 /// Requests that may wait for the engine to read them.
 const OUTBOUND_MESSAGES: usize = 4096;
@@ -50,14 +52,21 @@ impl Mux {
     }
 
     /// Numbers and queues a request.
-    pub(crate) fn submit(&self, request: GenerateRequest, sequences: usize, limits: BufferLimits) -> Result<(u64, Arc<Slot>)> {
+    pub(crate) fn submit(
+        &self,
+        request: GenerateRequest,
+        sequences: usize,
+        limits: BufferLimits,
+    ) -> Result<(u64, Arc<Slot>)> {
         let mut state = self.state.lock();
         if let Some(error) = &state.closed {
             return Err(Error::new(ErrorCode::Unavailable, error.message.clone()));
         }
         if state.outbound.len() >= OUTBOUND_MESSAGES || state.outbound_tokens >= OUTBOUND_TOKENS {
-            let text = format!("the worker has not read its last {} messages; try later", state.outbound.len());
-            return Err(Error::new(ErrorCode::ResourceExhausted, text).with_retry_after(std::time::Duration::from_secs(1)));
+            let text =
+                format!("the worker has not read its last {} messages; try later", state.outbound.len());
+            return Err(Error::new(ErrorCode::ResourceExhausted, text)
+                .with_retry_after(std::time::Duration::from_secs(1)));
         }
         state.handle += 1;
         let handle = state.handle;

@@ -19,8 +19,8 @@ use crate::fleet::Shared;
 use crate::model::Model;
 use crate::proto::engine_client::EngineClient;
 use crate::proto::{
-    AttachResponse, GetLoadRequest, GetModelInfoRequest, GetModelInfoResponse, GetTokenizerRequest, Hello, SubscribeKvEventsRequest,
-    TokenizerManifest, Welcome, attach_response::Message,
+    AttachResponse, GetLoadRequest, GetModelInfoRequest, GetModelInfoResponse, GetTokenizerRequest, Hello,
+    SubscribeKvEventsRequest, TokenizerManifest, Welcome, attach_response::Message,
 };
 use crate::worker::Worker;
 
@@ -84,7 +84,10 @@ async fn attach(engine: &Engine, shared: &Shared) -> Result<Session> {
     {
         model = old;
     }
-    let mux = Mux::new(Hello { gateway_id: shared.options.gateway_id.clone(), contract_revision: CONTRACT_REVISION });
+    let mux = Mux::new(Hello {
+        gateway_id: shared.options.gateway_id.clone(),
+        contract_revision: CONTRACT_REVISION,
+    });
     let mut inbound = calls.run("Attach", client.attach(Outbound(mux.clone()))).await?;
     let Welcome { engine_id, contract_revision } = calls.welcome(&mut inbound).await?;
     tracing::info!(worker = %engine.url, engine_id, contract_revision, models = ?model.names, "attached");
@@ -127,26 +130,39 @@ struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    async fn run<T>(&self, name: &str, call: impl Future<Output = std::result::Result<Response<T>, Status>>) -> Result<T> {
+    async fn run<T>(
+        &self,
+        name: &str,
+        call: impl Future<Output = std::result::Result<Response<T>, Status>>,
+    ) -> Result<T> {
         let answer = tokio::time::timeout(self.limit, call).await.map_err(|_| self.late(name))?;
         answer.map(Response::into_inner).map_err(|status| error_from_status(&self.engine.url, name, &status))
     }
 
     async fn welcome(&self, inbound: &mut Streaming<AttachResponse>) -> Result<Welcome> {
-        let first = tokio::time::timeout(self.limit, inbound.message()).await.map_err(|_| self.late("Attach"))?;
+        let first =
+            tokio::time::timeout(self.limit, inbound.message()).await.map_err(|_| self.late("Attach"))?;
         match first.map_err(|status| error_from_status(&self.engine.url, "Attach", &status))? {
             Some(AttachResponse { message: Some(Message::Welcome(welcome)) }) => Ok(welcome),
-            _ => Err(Error::new(ErrorCode::UpstreamFailed, format!("worker {} did not answer the greeting", self.engine.url))),
+            _ => Err(Error::new(
+                ErrorCode::UpstreamFailed,
+                format!("worker {} did not answer the greeting", self.engine.url),
+            )),
         }
     }
 
     fn late(&self, name: &str) -> Error {
-        let text = format!("worker {} did not answer {name} within {} ms", self.engine.url, self.limit.as_millis());
+        let text =
+            format!("worker {} did not answer {name} within {} ms", self.engine.url, self.limit.as_millis());
         Error::new(ErrorCode::UpstreamFailed, text)
     }
 }
 
-fn describe(info: GetModelInfoResponse, manifest: TokenizerManifest, tokenizer: Arc<branchline_text::Tokenizer>) -> Arc<Model> {
+fn describe(
+    info: GetModelInfoResponse,
+    manifest: TokenizerManifest,
+    tokenizer: Arc<branchline_text::Tokenizer>,
+) -> Arc<Model> {
     let names = match info.served_model_names.is_empty() {
         true => vec![info.model_path.clone()],
         false => info.served_model_names.clone(),
@@ -166,12 +182,27 @@ fn describe(info: GetModelInfoResponse, manifest: TokenizerManifest, tokenizer: 
         tracing::warn!(model = %names[0], cause, "the chat template cannot be compiled; chat requests will be refused");
     }
     let add_special_tokens = manifest.add_special_tokens;
-    Arc::new(Model { name: names[0].clone(), names, tokenizer, chat_template, chat_template_error, add_special_tokens, info, manifest })
+    Arc::new(Model {
+        name: names[0].clone(),
+        names,
+        tokenizer,
+        chat_template,
+        chat_template_error,
+        add_special_tokens,
+        info,
+        manifest,
+    })
 }
 
 impl Session {
     /// Runs until the stream or the engine is lost; says why. Every request of the stream has an end when this returns.
-    async fn run(self, worker: &Worker, engine: &Engine, shared: &Shared, cancel: &CancellationToken) -> Error {
+    async fn run(
+        self,
+        worker: &Worker,
+        engine: &Engine,
+        shared: &Shared,
+        cancel: &CancellationToken,
+    ) -> Error {
         let Self { client, model, mux, inbound } = self;
         let stop = cancel.child_token();
         engine.model.store(Some(model));
@@ -180,7 +211,13 @@ impl Session {
         worker.status.set_ready();
         if shared.router.policy.kind().needs_index() {
             // On its own task: a large snapshot must not delay tokens.
-            shared.tracker.spawn(follow(worker.id, engine.url.clone(), client.clone(), shared.router.index.clone(), stop.clone()));
+            shared.tracker.spawn(follow(
+                worker.id,
+                engine.url.clone(),
+                client.clone(),
+                shared.router.index.clone(),
+                stop.clone(),
+            ));
         }
         let error = tokio::select! {
             () = cancel.cancelled() => Error::new(ErrorCode::UpstreamFailed, format!("worker {} was removed from the fleet", engine.url)),
@@ -204,7 +241,12 @@ async fn receive(engine: &Engine, mux: &Mux, mut inbound: Streaming<AttachRespon
         match inbound.message().await {
             Ok(Some(AttachResponse { message: Some(Message::Frame(frame)) })) => mux.dispatch(frame),
             Ok(Some(_)) => {}
-            Ok(None) => return Error::new(ErrorCode::UpstreamFailed, format!("worker {} closed its stream", engine.url)),
+            Ok(None) => {
+                return Error::new(
+                    ErrorCode::UpstreamFailed,
+                    format!("worker {} closed its stream", engine.url),
+                );
+            }
             Err(status) => {
                 let text = format!("worker {} died: {:?}: {}", engine.url, status.code(), status.message());
                 return Error::new(ErrorCode::UpstreamFailed, text);
@@ -217,14 +259,22 @@ async fn receive(engine: &Engine, mux: &Mux, mut inbound: Streaming<AttachRespon
 async fn poll(engine: &Engine, mut client: Client, interval: Duration) -> Error {
     let mut failures = 0;
     loop {
-        let error = match tokio::time::timeout(interval.max(Duration::from_secs(1)), client.get_load(GetLoadRequest {})).await {
+        let error = match tokio::time::timeout(
+            interval.max(Duration::from_secs(1)),
+            client.get_load(GetLoadRequest {}),
+        )
+        .await
+        {
             Ok(Ok(report)) => {
                 engine.report.store(Some(Arc::new(report.into_inner())));
                 failures = 0;
                 None
             }
             Ok(Err(status)) => Some(error_from_status(&engine.url, "GetLoad", &status)),
-            Err(_) => Some(Error::new(ErrorCode::DeadlineExceeded, format!("worker {} does not answer GetLoad", engine.url))),
+            Err(_) => Some(Error::new(
+                ErrorCode::DeadlineExceeded,
+                format!("worker {} does not answer GetLoad", engine.url),
+            )),
         };
         if let Some(error) = error {
             failures += 1;
@@ -247,7 +297,10 @@ async fn follow(
     let mut wait = Duration::from_millis(20);
     loop {
         let run = async {
-            let mut batches = client.subscribe_kv_events(SubscribeKvEventsRequest { include_token_ids: false }).await?.into_inner();
+            let mut batches = client
+                .subscribe_kv_events(SubscribeKvEventsRequest { include_token_ids: false })
+                .await?
+                .into_inner();
             while let Some(batch) = batches.message().await? {
                 if stop.is_cancelled() {
                     break;

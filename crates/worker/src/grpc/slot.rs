@@ -181,11 +181,17 @@ const EMPTY_BYTES: usize = size_of::<SequenceDelta>();
 fn weigh(delta: &SequenceDelta) -> usize {
     let columns = |logprobs: &Option<TokenLogprobs>| {
         logprobs.as_ref().map_or(0, |columns| {
-            let nested = |tops: &[crate::proto::TopLogprobs]| tops.iter().map(|top| 48 + 8 * top.token_ids.len()).sum::<usize>();
+            let nested = |tops: &[crate::proto::TopLogprobs]| {
+                tops.iter().map(|top| 48 + 8 * top.token_ids.len()).sum::<usize>()
+            };
             8 * columns.token_ids.len() + nested(&columns.top) + nested(&columns.chosen)
         })
     };
-    EMPTY_BYTES + 4 * delta.token_ids.len() + delta.text.len() + columns(&delta.logprobs) + columns(&delta.input_logprobs)
+    EMPTY_BYTES
+        + 4 * delta.token_ids.len()
+        + delta.text.len()
+        + columns(&delta.logprobs)
+        + columns(&delta.input_logprobs)
 }
 
 #[cfg(test)]

@@ -47,8 +47,9 @@ impl HttpWorker {
         tracker: TaskTracker,
         cancel: CancellationToken,
     ) -> Result<Self> {
-        let host = HeaderValue::from_str(authority)
-            .map_err(|_| Error::invalid("worker_url", format!("worker url '{url}' has a host that no header can carry")))?;
+        let host = HeaderValue::from_str(authority).map_err(|_| {
+            Error::invalid("worker_url", format!("worker url '{url}' has a host that no header can carry"))
+        })?;
         let pool = Pool {
             authority: authority.to_owned(),
             connect_timeout: options.connect_timeout,
@@ -79,7 +80,9 @@ impl HttpWorker {
         let (reused, stale) = (lease.reused, lease.stale);
         match self.exchange(lease, request.clone()).await {
             // Never sent, or sent into a connection that was being closed.
-            Err(cause) if (reused && cause.is_canceled()) || (stale && !cause.is_parse() && !cause.is_user()) => {
+            Err(cause)
+                if (reused && cause.is_canceled()) || (stale && !cause.is_parse() && !cause.is_user()) =>
+            {
                 let lease = self.reach(self.pool.connect().await)?;
                 self.exchange(lease, request).await
             }

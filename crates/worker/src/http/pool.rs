@@ -84,7 +84,10 @@ impl Pool {
 
     /// Closes connections that were idle for too long.
     pub(crate) fn prune(&self, idle: &mut VecDeque<Idle>) {
-        while idle.front().is_some_and(|oldest| oldest.since.elapsed() > self.idle_timeout || oldest.sender.is_closed()) {
+        while idle
+            .front()
+            .is_some_and(|oldest| oldest.since.elapsed() > self.idle_timeout || oldest.sender.is_closed())
+        {
             idle.pop_front();
         }
     }
@@ -92,15 +95,19 @@ impl Pool {
     /// A new connection.
     pub(crate) async fn connect(self: &Arc<Self>) -> Result<Lease> {
         let fail = |cause: &dyn std::fmt::Display| {
-            Error::new(ErrorCode::Unavailable, format!("worker http://{} cannot be reached: {cause}", self.authority))
-                .with_retry_after(Duration::from_secs(1))
+            Error::new(
+                ErrorCode::Unavailable,
+                format!("worker http://{} cannot be reached: {cause}", self.authority),
+            )
+            .with_retry_after(Duration::from_secs(1))
         };
         let stream = tokio::time::timeout(self.connect_timeout, TcpStream::connect(&self.authority))
             .await
             .map_err(|_| fail(&format!("no connection within {} ms", self.connect_timeout.as_millis())))?
             .map_err(|cause| fail(&cause))?;
         stream.set_nodelay(true).map_err(|cause| fail(&cause))?;
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|cause| fail(&cause))?;
+        let (sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|cause| fail(&cause))?;
         let cancel = self.cancel.clone();
         self.tracker.spawn(async move {
             tokio::select! {

@@ -65,14 +65,20 @@ pub(crate) async fn watch(worker: &HttpWorker, options: &FleetOptions, cancel: &
 
 async fn poll(worker: &HttpWorker, options: &FleetOptions, list: bool) -> Result<()> {
     let limit = options.health_interval.max(Duration::from_secs(1));
-    let late = |_| Error::new(ErrorCode::DeadlineExceeded, format!("no answer to /health within {} ms", limit.as_millis()));
+    let late = |_| {
+        Error::new(
+            ErrorCode::DeadlineExceeded,
+            format!("no answer to /health within {} ms", limit.as_millis()),
+        )
+    };
     let status = tokio::time::timeout(limit, get(worker, options, "/health")).await.map_err(late)??.0;
     if status.is_server_error() {
         return Err(Error::new(ErrorCode::Unavailable, format!("/health answered {status}")));
     }
     if list {
         // A slow or failing list leaves the last one in place.
-        if let Ok(Ok((status, body))) = tokio::time::timeout(limit, get(worker, options, "/v1/models")).await {
+        if let Ok(Ok((status, body))) = tokio::time::timeout(limit, get(worker, options, "/v1/models")).await
+        {
             worker.served.store(names(status, &body).map(Arc::new));
         }
     }
@@ -103,7 +109,13 @@ fn names(status: StatusCode, body: &[u8]) -> Option<Vec<String>> {
         return None;
     }
     let list: serde_json::Value = serde_json::from_slice(body).ok()?;
-    let names: Vec<_> = list.get("data")?.as_array()?.iter().filter_map(|row| row.get("id")?.as_str()).map(str::to_owned).collect();
+    let names: Vec<_> = list
+        .get("data")?
+        .as_array()?
+        .iter()
+        .filter_map(|row| row.get("id")?.as_str())
+        .map(str::to_owned)
+        .collect();
     (!names.is_empty()).then_some(names)
 }
 

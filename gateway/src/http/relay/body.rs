@@ -100,7 +100,8 @@ impl Upstream {
     fn limit_error(&self) -> Error {
         match self.limits.deadline {
             Some(deadline) if Instant::now() >= deadline => {
-                let message = "the request took longer than --request-timeout; ask for less output or raise it";
+                let message =
+                    "the request took longer than --request-timeout; ask for less output or raise it";
                 Error::new(ErrorCode::DeadlineExceeded, message)
             }
             _ => {
@@ -169,7 +170,10 @@ impl Body for Plain {
     type Data = Bytes;
     type Error = Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let polled = ready!(self.upstream.poll_data(cx));
         if let Some(Err(error)) = &polled {
             self.upstream.count_error(error.code);

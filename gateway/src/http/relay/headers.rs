@@ -1,8 +1,8 @@
 //! Which headers pass between client and worker: all but those that speak of one connection.
 
 use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -90,7 +90,8 @@ mod tests {
             headers.append(name, HeaderValue::from_static(value));
         }
         strip_hop_by_hop(&mut headers);
-        let mut left: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        let mut left: Vec<_> =
+            headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
         left.sort_unstable();
         assert_eq!(left, [("set-cookie", &b"a=1"[..]), ("set-cookie", b"b=2"), ("x-custom", b"kept")]);
     }

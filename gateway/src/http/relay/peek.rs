@@ -147,7 +147,8 @@ mod tests {
     #[test]
     fn a_malformed_body_yields_what_stands_before_the_fault() {
         assert_eq!(peek(br#"{"model":"a","prompt":"x"#).model.as_deref(), Some("a"));
-        for body in [&b""[..], b"[]", b"{", b"{\"", b"{\"a", b"{\"a\":", b"null", b"{\"model\":\"\\", b"{]}"] {
+        for body in [&b""[..], b"[]", b"{", b"{\"", b"{\"a", b"{\"a\":", b"null", b"{\"model\":\"\\", b"{]}"]
+        {
             assert_eq!(peek(body), Peek::default());
         }
     }

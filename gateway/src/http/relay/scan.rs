@@ -39,7 +39,8 @@ impl Family {
         match self {
             Self::Done => field == b"data" && value == b"[DONE]",
             Self::Responses => {
-                let ends: [&[u8]; 4] = [b"response.completed", b"response.failed", b"response.incomplete", b"error"];
+                let ends: [&[u8]; 4] =
+                    [b"response.completed", b"response.failed", b"response.incomplete", b"error"];
                 field == b"event" && ends.contains(&value)
             }
             Self::Messages => field == b"event" && (value == b"message_stop" || value == b"error"),
@@ -171,7 +172,12 @@ mod tests {
 
     #[test]
     fn only_a_whole_line_at_the_start_of_an_event_ends_the_stream() {
-        for text in ["data: [DONE]\n\n", "data:[DONE]\r\n\r\n", "data: x\n\ndata: [DONE]\r\r", ": ping\n\ndata: [DONE]\n\n"] {
+        for text in [
+            "data: [DONE]\n\n",
+            "data:[DONE]\r\n\r\n",
+            "data: x\n\ndata: [DONE]\r\r",
+            ": ping\n\ndata: [DONE]\n\n",
+        ] {
             assert_eq!(at_once(Family::Done, text), (text.len(), true), "{text:?}");
         }
         for text in [
