@@ -150,6 +150,11 @@ impl Simd for Avx2 {
         [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())]
     }
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, x: I) {
+        _mm256_storeu_si256(p.cast(), x[0]);
+        _mm256_storeu_si256(p.add(32).cast(), x[1]);
+    }
+    #[inline(always)]
     unsafe fn low(x: I) -> I {
         let mask = _mm256_set1_epi8(15);
         [_mm256_and_si256(x[0], mask), _mm256_and_si256(x[1], mask)]

@@ -112,6 +112,10 @@ impl Simd for Avx512 {
         _mm512_loadu_si512(p.cast())
     }
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, x: __m512i) {
+        _mm512_storeu_si512(p.cast(), x);
+    }
+    #[inline(always)]
     unsafe fn low(x: __m512i) -> __m512i {
         _mm512_and_si512(x, _mm512_set1_epi8(15))
     }

@@ -16,6 +16,8 @@ pub(crate) enum Kind {
     Bytes,
     /// 6-bit in bytes, offset by 32, with an f16 scale a block of 16.
     Sixes,
+    /// `Nibbles` as one pass over many rows unpacks them: a byte each, no offset.
+    Spread,
     F32,
     F16,
     Bf16,
@@ -24,14 +26,14 @@ pub(crate) enum Kind {
 impl Kind {
     /// Whether activations must be quantised for it.
     pub(crate) fn is_integer(self) -> bool {
-        matches!(self, Self::Nibbles | Self::Bytes | Self::Sixes)
+        matches!(self, Self::Nibbles | Self::Bytes | Self::Sixes | Self::Spread)
     }
 
     /// Bytes of 16 rows of `cols` inputs, scales left out.
     pub(crate) fn group_bytes(self, cols: usize) -> usize {
         match self {
             Self::Nibbles => cols * 8,
-            Self::Bytes | Self::Sixes => cols * 16,
+            Self::Bytes | Self::Sixes | Self::Spread => cols * 16,
             Self::F32 => cols * 64,
             Self::F16 | Self::Bf16 => cols * 32,
         }
@@ -40,7 +42,7 @@ impl Kind {
     /// Scales of 16 rows of `cols` inputs.
     pub(crate) fn group_scales(self, cols: usize) -> usize {
         match self {
-            Self::Nibbles | Self::Bytes => cols / 2,
+            Self::Nibbles | Self::Bytes | Self::Spread => cols / 2,
             Self::Sixes => cols,
             _ => 0,
         }
@@ -121,8 +123,9 @@ unsafe fn groups<S: Simd, const M: usize, const W: usize>(w: &WeightView, group:
     }
     let acc = match w.kind {
         Kind::Nibbles => nibbles::<S, M, W>(w, group, x),
-        Kind::Bytes => bytes::<S, M, W, false>(w, group, x),
-        Kind::Sixes => bytes::<S, M, W, true>(w, group, x),
+        Kind::Bytes => bytes::<S, M, W, 128>(w, group, x),
+        Kind::Sixes => bytes::<S, M, W, 32>(w, group, x),
+        Kind::Spread => bytes::<S, M, W, 0>(w, group, x),
         Kind::F32 => floats::<S, M, W, 4>(w, group, x),
         Kind::F16 => floats::<S, M, W, 2>(w, group, x),
         Kind::Bf16 => floats::<S, M, W, 0>(w, group, x),
@@ -200,14 +203,14 @@ unsafe fn nibbles<S: Simd, const M: usize, const W: usize>(w: &WeightView, group
     acc
 }
 
-/// Bytes with an offset: blocks of 16 offset by 32 if `HALF`, else of 32 offset by 128.
+/// Bytes: blocks of 16 offset by 32, or of 32 offset by 128, or of 32 with a minimum and no offset.
 #[inline(always)]
-unsafe fn bytes<S: Simd, const M: usize, const W: usize, const HALF: bool>(
+unsafe fn bytes<S: Simd, const M: usize, const W: usize, const OFFSET: usize>(
     w: &WeightView,
     group: usize,
     x: &Tile,
 ) -> [[S::F; M]; W] {
-    let (width, offsets) = if HALF { (16, x.half) } else { (32, x.wide) };
+    let (width, offsets) = if OFFSET == 32 { (16, x.half) } else { (32, x.wide) };
     let blocks = w.cols / width;
     let stride = w.cols * 16;
     let mut data = w.data.add(group * stride);
@@ -217,7 +220,7 @@ unsafe fn bytes<S: Simd, const M: usize, const W: usize, const HALF: bool>(
     for block in 0..blocks {
         let mut dots = [[S::splat_i(0); M]; W];
         for m in 0..M {
-            let offset = S::splat_i(*offsets.add(block * M + m));
+            let offset = S::splat_i(if OFFSET == 0 { 0 } else { *offsets.add(block * M + m) });
             for g in 0..W {
                 dots[g][m] = offset;
             }
@@ -240,9 +243,13 @@ unsafe fn bytes<S: Simd, const M: usize, const W: usize, const HALF: bool>(
         }
         for g in 0..W {
             let scale = S::load_f16(w.scales.add(at + g * blocks * 16));
+            let min = if OFFSET == 0 { S::load_f16(w.mins.add(at + g * blocks * 16)) } else { scale };
             for m in 0..M {
-                let i = if HALF { block / 2 } else { block } * M + m;
+                let i = if OFFSET == 32 { block / 2 } else { block } * M + m;
                 acc[g][m] = S::fma(S::to_f(dots[g][m]), S::mul(scale, S::splat(*x.scale.add(i))), acc[g][m]);
+                if OFFSET == 0 {
+                    acc[g][m] = S::fma(min, S::splat(*x.sums.add(i)), acc[g][m]);
+                }
             }
         }
         data = data.add(width * 16);
@@ -283,4 +290,16 @@ unsafe fn floats<S: Simd, const M: usize, const W: usize, const FORM: usize>(
         }
     }
     acc
+}
+
+/// Unpack groups first..last of `Nibbles` to `out`, which then is the data of `Spread`.
+#[inline(always)]
+pub(crate) unsafe fn spread<S: Simd>(w: &WeightView, first: usize, last: usize, out: *mut u8) {
+    let stride = Kind::Nibbles.group_bytes(w.cols);
+    let (from, lines) = (w.data.add(first * stride), (last - first) * stride / 64);
+    for line in 0..lines {
+        let both = S::bytes(from.add(line * 64));
+        S::store_bytes(out.add(line * 128), S::low(both));
+        S::store_bytes(out.add(line * 128 + 64), S::high(both));
+    }
 }

@@ -147,6 +147,10 @@ impl Simd for Portable {
         p.cast::<[u8; 64]>().read_unaligned()
     }
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, x: [u8; 64]) {
+        p.cast::<[u8; 64]>().write_unaligned(x);
+    }
+    #[inline(always)]
     unsafe fn low(x: [u8; 64]) -> [u8; 64] {
         let mut out = x;
         for byte in &mut out {

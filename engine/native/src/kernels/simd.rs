@@ -58,6 +58,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn sum_i(x: Self::I) -> i32;
 
     unsafe fn bytes(p: *const u8) -> Self::B;
+    unsafe fn store_bytes(p: *mut u8, x: Self::B);
     /// Low nibble of each byte.
     unsafe fn low(x: Self::B) -> Self::B;
     /// High nibble of each byte.

@@ -71,6 +71,7 @@ pub(crate) struct Kernels {
     /// Most queries of an attention call.
     pub(crate) queries: usize,
     pub(crate) gemm: unsafe fn(&WeightView, usize, usize, &Tile, Out),
+    pub(crate) spread: unsafe fn(&WeightView, usize, usize, *mut u8),
     pub(crate) norm: unsafe fn(*const f32, *const f32, usize, f32, *mut f32),
     pub(crate) quantise: unsafe fn(*const f32, &Tile, usize, usize),
     pub(crate) gate: unsafe fn(*const f32, *const f32, usize, *mut f32),
@@ -89,6 +90,10 @@ macro_rules! kernels {
             $(#[$feature])?
             unsafe fn gemm(w: &WeightView, first: usize, last: usize, x: &Tile, out: Out) {
                 gemm::gemm::<$simd>(w, first, last, x, out);
+            }
+            $(#[$feature])?
+            unsafe fn spread(w: &WeightView, first: usize, last: usize, out: *mut u8) {
+                gemm::spread::<$simd>(w, first, last, out);
             }
             $(#[$feature])?
             unsafe fn norm(x: *const f32, weight: *const f32, n: usize, eps: f32, out: *mut f32) {
@@ -127,6 +132,7 @@ macro_rules! kernels {
                 tile: <$simd as Simd>::TILE,
                 queries: <$simd as Simd>::QUERIES,
                 gemm,
+                spread,
                 norm,
                 quantise,
                 gate,

@@ -6,7 +6,7 @@
 use super::acts::{Acts, ActsView};
 use super::batch::Batch;
 use super::kv::Cache;
-use super::linear::{Linear, Local, Shared, gated};
+use super::linear::{Hands, Linear, Local, Shared, gated};
 use super::spec::Spec;
 use super::weight::Packed;
 use crate::kernels::attention::{Attend, Pool, Query};
@@ -250,13 +250,15 @@ impl Model {
         let rows = batch.tokens.len();
         let x = self.prepare(Source::Attention, index, rows);
         let Self { work, kernels, threads, layers, .. } = self;
-        layers[index].qkv.run(kernels, threads, x, &mut work.qkv, false);
+        let mut hands = Hands { kernels: *kernels, threads, locals: &mut work.locals };
+        layers[index].qkv.run(&mut hands, x, &mut work.qkv, false);
         let pool = self.cache.layer(index);
         self.place(index, batch, pool);
         self.attend(batch, pool);
         let x = self.prepare(Source::Output, index, rows);
         let Self { work, kernels, threads, layers, spec, .. } = self;
-        layers[index].output.run(kernels, threads, x, &mut work.x, true);
+        let mut hands = Hands { kernels: *kernels, threads, locals: &mut work.locals };
+        layers[index].output.run(&mut hands, x, &mut work.x, true);
         let bias = &layers[index].output_bias;
         if !bias.is_empty() {
             for row in work.x.chunks_exact_mut(spec.hidden.next_multiple_of(16)).take(rows) {
@@ -330,8 +332,9 @@ impl Model {
         let Self { work, kernels, threads, layers, spec, .. } = self;
         let layer = &layers[index];
         let next = work.gated.shape(rows, spec.intermediate, kernels.tile, layer.down.form());
-        gated(kernels, threads, (&layer.gate, &layer.up), x, next, &mut work.locals);
-        layer.down.run(kernels, threads, next, &mut work.x, true);
+        let mut hands = Hands { kernels: *kernels, threads, locals: &mut work.locals };
+        gated(&mut hands, (&layer.gate, &layer.up), x, next);
+        layer.down.run(&mut hands, next, &mut work.x, true);
     }
 
     fn logits(&mut self, batch: &Batch<'_>) {
@@ -348,7 +351,8 @@ impl Model {
         let at = |row: usize| source[batch.logit_rows[row] as usize * pitch..][..spec.hidden].as_ptr();
         fill(kernels, threads, x, at, norm, spec.eps);
         room(&mut work.logits, rows * head.width());
-        head.run(kernels, threads, x, &mut work.logits, false);
+        let mut hands = Hands { kernels: *kernels, threads, locals: &mut work.locals };
+        head.run(&mut hands, x, &mut work.logits, false);
     }
 }
 

@@ -227,6 +227,8 @@ impl Packed {
                     let min = from_f16(self.mins[(group * (self.cols / 32) + k / 32) * 16 + lane]);
                     scale(32) * f32::from(q) + min
                 }
+                // Never packed: products unpack nibbles to it for a while.
+                Kind::Spread => f32::NAN,
                 Kind::Bytes => {
                     scale(32) * (f32::from(self.get(start + k / 4 * 64 + lane * 4 + k % 4)) - 128.0)
                 }
