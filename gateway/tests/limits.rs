@@ -24,14 +24,17 @@ fn stop(handle: u64) -> SequenceDelta {
 
 /// A streamed `/generate` of this id.
 async fn generate(gateway: &Gateway, rid: &str) -> Client {
-    gateway.send("POST", "/generate", &[], &json!({"text": "a", "rid": rid, "stream": true}).to_string()).await
+    gateway
+        .send("POST", "/generate", &[], &json!({"text": "a", "rid": rid, "stream": true}).to_string())
+        .await
 }
 
 /// The handle under which the engine has this id, once it has it.
 async fn handle_of(engine: &FakeEngine, rid: &str) -> u64 {
     let place = |engine: &FakeEngine| {
         let submits = engine.submits();
-        let found = submits.iter().find(|s| s.request.as_ref().is_some_and(|request| request.request_id == rid));
+        let found =
+            submits.iter().find(|s| s.request.as_ref().is_some_and(|request| request.request_id == rid));
         found.map(|submit| submit.handle)
     };
     within("the request", engine.wait_until(|engine| place(engine).is_some())).await;
@@ -66,7 +69,10 @@ async fn an_abort_ends_its_own_stream_and_no_other() {
         let handle = handle_of(&engine, rid).await;
         engine.emit(vec![word(handle, "two"), stop(handle)]);
         let (event, _) = last_event(&mut clients[position]).await;
-        assert_eq!((&event["text"], &event["meta_info"]["finish_reason"]["type"]), (&json!("onetwo"), &json!("stop")));
+        assert_eq!(
+            (&event["text"], &event["meta_info"]["finish_reason"]["type"]),
+            (&json!("onetwo"), &json!("stop"))
+        );
     }
     assert_eq!(engine.aborts().len(), 1);
     assert!(engine.cancels().is_empty(), "an ended request is not cancelled on top");
@@ -79,7 +85,8 @@ async fn abort_fan_out_at_gateway_reaches_the_engine_that_runs_it() {
     let urls = engines.each_ref().map(FakeEngine::url);
     let gateway = Gateway::start(&[("policy", "round_robin")], &urls).await;
     let mut client = generate(&gateway, "r7").await;
-    let arrived = engines.iter().map(|engine| Box::pin(engine.wait_until(|engine| !engine.submits().is_empty())));
+    let arrived =
+        engines.iter().map(|engine| Box::pin(engine.wait_until(|engine| !engine.submits().is_empty())));
     let ((), owner, _) = within("the request", futures_util::future::select_all(arrived)).await;
     let called = std::time::Instant::now();
     assert_eq!(gateway.post("/abort_request", r#"{"rid": "r7"}"#).await.status, 200);
@@ -191,7 +198,10 @@ async fn ids_that_repeat_in_a_batch_are_a_fault_of_the_request_and_live_ones_a_c
     let twice = json!({"text": ["a", "b"], "rid": ["same", "same"]}).to_string();
     let answer = gateway.post("/generate", &twice).await;
     let error = &answer.json()["error"];
-    assert_eq!((answer.status, &error["param"], &error["code"]), (400, &json!("rid"), &json!("invalid_argument")));
+    assert_eq!(
+        (answer.status, &error["param"], &error["code"]),
+        (400, &json!("rid"), &json!("invalid_argument"))
+    );
     assert!(error["message"].as_str().is_some_and(|text| text.contains("same")), "{error}");
     let _held = generate(&gateway, "same").await;
     handle_of(&engine, "same").await;

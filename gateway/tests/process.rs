@@ -50,7 +50,9 @@ impl Process {
 
     fn signal(&self, name: &str) {
         let id = self.child.id().to_string();
-        assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill exists").success());
+        assert!(
+            Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill exists").success()
+        );
     }
 
     /// The first line with this text, once it is there.
@@ -71,7 +73,8 @@ impl Process {
     async fn stream(&self) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).await.expect("it listens");
         let body = r#"{"prompt":"x","stream":true}"#;
-        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.address);
+        let head =
+            format!("POST /v1/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.address);
         let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
         stream.write_all(request.as_bytes()).await.expect("it reads");
         stream

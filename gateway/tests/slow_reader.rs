@@ -33,12 +33,15 @@ async fn stream_slow_reader_of_an_http_worker_holds_it_back_in_bounded_memory() 
     let event = format!("data: {}\n\n", "x".repeat(16 * 1024));
     let piece = format!("{:x}\r\n{event}\r\n", event.len()).into_bytes();
 
-    let worker = ScriptedWorker::start(move |_| vec![event_stream(), Step::Flood(piece.clone())]).await.expect("a port");
+    let worker = ScriptedWorker::start(move |_| vec![event_stream(), Step::Flood(piece.clone())])
+        .await
+        .expect("a port");
     let gateway = Gateway::start(&[], &[worker.url()]).await;
     let before = resident();
     let mut clients = Vec::new();
     for _ in 0..STREAMS {
-        let mut client = gateway.send("POST", "/v1/completions", &[], r#"{"prompt":"x","stream":true}"#).await;
+        let mut client =
+            gateway.send("POST", "/v1/completions", &[], r#"{"prompt":"x","stream":true}"#).await;
         client.read_until("data: x").await;
         clients.push(client);
     }
@@ -76,7 +79,12 @@ async fn stream_slow_reader_of_an_engine_is_cut_off_alone_in_bounded_memory() {
     }
     // The fast reader is the clock: the engine does not run ahead of it. 20 MiB go to each slow one.
     let large = "x".repeat(128 * 1024);
-    let news = |handle, text: &str| SequenceDelta { handle, token_ids: vec![65], text: text.into(), ..Default::default() };
+    let news = |handle, text: &str| SequenceDelta {
+        handle,
+        token_ids: vec![65],
+        text: text.into(),
+        ..Default::default()
+    };
     for step in 0..160 {
         let mark = format!("<{step}>");
         let deltas = slow.iter().map(|(_, handle)| news(*handle, &large)).chain([news(reader, &mark)]);
@@ -90,7 +98,11 @@ async fn stream_slow_reader_of_an_engine_is_cut_off_alone_in_bounded_memory() {
     within("a cancel each", engine.wait_until(|engine| engine.cancels().len() == STREAMS)).await;
     for (mut client, _) in slow {
         let text = client.answer().await.text();
-        assert!(text.contains("resource_exhausted") && !text.contains("[DONE]"), "{}", &text[text.len() - 300..]);
+        assert!(
+            text.contains("resource_exhausted") && !text.contains("[DONE]"),
+            "{}",
+            &text[text.len() - 300..]
+        );
     }
     assert_eq!(gateway.load(), 0);
 }

@@ -1,4 +1,5 @@
 //! Engines over a real socket: order, isolation, cancellation, death, return, tokenizers and credentials.
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

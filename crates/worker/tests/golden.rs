@@ -1,6 +1,7 @@
 //! The contract's bytes, as both languages must write them. The same messages stand as text beside the files.
 //!
 //! `BRANCHLINE_WRITE_GOLDEN=1` writes the files anew.
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
 //! HTTP workers over real sockets: bytes, connections, health and model lists.
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

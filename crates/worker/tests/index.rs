@@ -1,4 +1,5 @@
 //! The exact index over a real event stream, and the choices it leads to.
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 use std::sync::Arc;
 

@@ -137,8 +137,14 @@ impl Engine for Service {
             request.abort_all
                 || submit.request.as_ref().is_some_and(|own| own.request_id == request.request_id)
         };
-        let meant: Vec<u64> =
-            self.state.submits.lock().iter().filter(|submit| is_meant(submit)).map(|submit| submit.handle).collect();
+        let meant: Vec<u64> = self
+            .state
+            .submits
+            .lock()
+            .iter()
+            .filter(|submit| is_meant(submit))
+            .map(|submit| submit.handle)
+            .collect();
         let aborted = meant.len() as u32;
         // Ends of requests that are over already are for nobody.
         self.state.send(meant.into_iter().map(aborted_end).collect());

@@ -186,6 +186,6 @@ impl Body for Plain {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.hint.clone()
+        self.hint
     }
 }

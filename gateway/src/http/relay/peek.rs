@@ -170,7 +170,7 @@ mod tests {
         leaf.prop_recursive(4, 32, 5, |inner| {
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
-                prop::collection::hash_map(".*", inner, 0..5).prop_map(|map| Value::from_iter(map)),
+                prop::collection::hash_map(".*", inner, 0..5).prop_map(Value::from_iter),
             ]
         })
     }
