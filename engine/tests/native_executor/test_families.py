@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from branchline.engine.model.load import load_model
-from executor.conftest import FAMILIES, TOKENIZER
+from random_families import FAMILIES, save
 from transformers import PreTrainedModel
 
 from .driver import F32, Line, build, logits_of
@@ -22,16 +21,8 @@ PROMPT = [random.Random(3).randrange(97) for _ in range(45)]
 @pytest.fixture(params=FAMILIES, scope="module")
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     """transformers' model with random weights, and the folder it was saved to."""
-    torch.manual_seed(7)
-    make: Callable[[], PreTrainedModel] = FAMILIES[request.param]
-    theirs = make().float().eval()
-    with torch.no_grad():
-        for name, weight in theirs.named_parameters():
-            weight.copy_(torch.randn_like(weight) * 0.2 + (1.0 if "norm" in name else 0.0))
     folder = tmp_path_factory.mktemp("family")
-    theirs.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(TOKENIZER)
-    return theirs, folder
+    return save(request.param, folder), folder
 
 
 def expected(theirs: PreTrainedModel, ids: list[int]) -> F32:

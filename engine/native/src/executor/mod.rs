@@ -84,6 +84,7 @@ impl CpuModel {
     /// Take one tensor as stored: `rows` rows of `cols` values of a GGUF type. `interleaved_heads` undoes the
     /// row order that GGUF converters give queries and keys; 0 for none.
     #[pyo3(signature = (name, type_name, rows, cols, data, interleaved_heads = 0))]
+    #[allow(clippy::too_many_arguments)]
     fn add(
         &mut self,
         py: Python<'_>,
@@ -187,7 +188,12 @@ impl CpuModel {
 }
 
 /// Answer all plans, shared among `threads` if there are any.
-fn answer(logits: &[&[f32]], kernels: Kernels, threads: Option<&mut Threads>, plans: &[Plan]) -> Result<Vec<Outcome>, String> {
+fn answer(
+    logits: &[&[f32]],
+    kernels: Kernels,
+    threads: Option<&mut Threads>,
+    plans: &[Plan],
+) -> Result<Vec<Outcome>, String> {
     if let Some(plan) = plans.iter().find(|plan| plan.row >= logits.len()) {
         return Err(format!("plan names row {} of {} logits rows", plan.row, logits.len()));
     }

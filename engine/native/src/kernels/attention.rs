@@ -146,7 +146,10 @@ unsafe fn tile<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratch)
     for m in 0..M {
         let (inverse, out) = (1.0 / totals[m], job.queries[m].out);
         for d in (0..dim / 16 * 16).step_by(16) {
-            S::store(out.add(d), S::mul(S::load(scratch.acc.as_ptr().add(m * WIDEST + d)), S::splat(inverse)));
+            S::store(
+                out.add(d),
+                S::mul(S::load(scratch.acc.as_ptr().add(m * WIDEST + d)), S::splat(inverse)),
+            );
         }
         for d in dim / 16 * 16..dim {
             *out.add(d) = scratch.acc[m * WIDEST + d] * inverse;
@@ -170,7 +173,7 @@ unsafe fn scores<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratc
     let wide = wide::<S, M>();
     let mut token = start;
     while token < end {
-        if size % 16 != 0 {
+        if !size.is_multiple_of(16) {
             gather(job, scratch, token, end);
             let keys = [scratch.tile.as_ptr().cast(); 4];
             products::<S, M, 1, false>(scratch, keys, 16, pool.head_dim, token - start);

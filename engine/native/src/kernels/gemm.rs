@@ -151,7 +151,11 @@ unsafe fn prefetch(p: *const u8) {
 }
 
 #[inline(always)]
-unsafe fn nibbles<S: Simd, const M: usize, const W: usize>(w: &WeightView, group: usize, x: &Tile) -> [[S::F; M]; W] {
+unsafe fn nibbles<S: Simd, const M: usize, const W: usize>(
+    w: &WeightView,
+    group: usize,
+    x: &Tile,
+) -> [[S::F; M]; W] {
     let blocks = w.cols / 32;
     let stride = Kind::Nibbles.group_bytes(w.cols);
     let mut data = w.data.add(group * stride);

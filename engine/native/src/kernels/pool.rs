@@ -109,7 +109,7 @@ impl Drop for Closer<'_> {
         let mut rounds = 0u32;
         while self.0.inside.load(Ordering::SeqCst) != 0 {
             rounds += 1;
-            if rounds % 4096 == 0 {
+            if rounds.is_multiple_of(4096) {
                 std::thread::yield_now();
             }
             spin_loop();

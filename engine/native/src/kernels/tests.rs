@@ -57,7 +57,15 @@ fn paged(kernels: &Kernels, tokens: usize, dim: usize, page_size: usize, half: b
     for token in 0..tokens {
         let (key, value) = (noise(dim, token as u32 * 2 + 1), noise(dim, token as u32 * 2 + 2));
         // SAFETY: the page and offset are inside the pool made above.
-        unsafe { (kernels.write)(&pool, table[token / page_size] as usize, token % page_size, key.as_ptr(), value.as_ptr()) };
+        unsafe {
+            (kernels.write)(
+                &pool,
+                table[token / page_size] as usize,
+                token % page_size,
+                key.as_ptr(),
+                value.as_ptr(),
+            )
+        };
         let kept = |x: &[f32]| x.iter().map(|&x| if half { from_f16(to_f16(x)) } else { x }).collect();
         plain.push((kept(&key), kept(&value)));
     }
@@ -93,12 +101,20 @@ fn check_attention(isa: Isa, kernels: &Kernels, shape: Shape) {
     let count = shape.queries.min(kernels.queries);
     let data: Vec<Vec<f32>> = (0..count).map(|m| noise(shape.dim, 999 + m as u32)).collect();
     let mut outs = vec![vec![0.0f32; shape.dim]; count];
-    let positions: Vec<usize> = (0..count).map(|m| shape.tokens - 1 - (count - 1 - m) / 2 % shape.tokens).collect();
+    let positions: Vec<usize> =
+        (0..count).map(|m| shape.tokens - 1 - (count - 1 - m) / 2 % shape.tokens).collect();
     let queries: Vec<Query> = (0..count)
         .map(|m| Query { data: data[m].as_ptr(), out: outs[m].as_mut_ptr(), position: positions[m] })
         .collect();
     let mut scratch = Scratch::new();
-    let job = Attend { pool: paged.pool, pages: &pages, head: 0, queries: &queries, scale: 0.7, window: shape.window };
+    let job = Attend {
+        pool: paged.pool,
+        pages: &pages,
+        head: 0,
+        queries: &queries,
+        scale: 0.7,
+        window: shape.window,
+    };
     // SAFETY: all positions are inside the pages, and queries and outputs hold `dim` values.
     unsafe { (kernels.attend)(&job, &mut scratch) };
     for m in 0..count {
@@ -167,8 +183,11 @@ proptest! {
 fn gates_equal_plain_arithmetic_even_far_from_zero() {
     let gate: Vec<f32> = (0..64).map(|i| (i as f32 - 32.0) * 4.0).collect();
     let up = noise(64, 5);
-    let expected: Vec<f64> =
-        gate.iter().zip(&up).map(|(g, u)| f64::from(*g) / (1.0 + (-f64::from(*g)).exp()) * f64::from(*u)).collect();
+    let expected: Vec<f64> = gate
+        .iter()
+        .zip(&up)
+        .map(|(g, u)| f64::from(*g) / (1.0 + (-f64::from(*g)).exp()) * f64::from(*u))
+        .collect();
     for (_, kernels) in all() {
         let mut out = vec![0.0; 64];
         // SAFETY: all three hold 64 values.

@@ -36,13 +36,13 @@ type Result<T> = std::result::Result<T, String>;
 impl Builder {
     /// Refuses shapes that the kernels cannot run.
     pub(crate) fn new(spec: Spec, options: Options) -> Result<Self> {
-        if spec.head_dim > WIDEST || spec.head_dim % 2 != 0 {
+        if spec.head_dim > WIDEST || !spec.head_dim.is_multiple_of(2) {
             return Err(format!(
                 "head_dim {} is not supported: it must be even and at most {WIDEST}",
                 spec.head_dim
             ));
         }
-        if spec.kv_heads == 0 || spec.heads % spec.kv_heads != 0 || spec.layers == 0 {
+        if spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) || spec.layers == 0 {
             return Err(format!(
                 "heads {} must be a multiple of kv_heads {}, and layers at least 1",
                 spec.heads, spec.kv_heads
@@ -74,6 +74,13 @@ impl Builder {
                 stored.cols,
                 stored.format,
                 stored.bytes.len()
+            ));
+        }
+        let heads = stored.interleaved_heads;
+        if heads > 0 && !stored.rows.is_multiple_of(2 * heads) {
+            return Err(format!(
+                "tensor {name} of {} rows cannot be {heads} heads of an even width",
+                stored.rows
             ));
         }
         if stored.cols > 1 {

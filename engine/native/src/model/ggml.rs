@@ -49,7 +49,7 @@ impl Format {
     /// Bytes of a row of `cols` values; None if they do not fill blocks.
     pub(crate) fn row_bytes(self, cols: usize) -> Option<usize> {
         let (values, bytes) = self.block();
-        (cols % values == 0).then_some(cols / values * bytes)
+        cols.is_multiple_of(values).then_some(cols / values * bytes)
     }
 }
 
@@ -89,7 +89,7 @@ fn scale_min(packed: &[u8], i: usize) -> (u8, u8) {
 fn nibbles_k(block: &[u8], i: usize) -> [u8; 32] {
     let mut q = [0; 32];
     for (to, byte) in q.iter_mut().zip(&block[16 + i / 2 * 32..]) {
-        *to = if i % 2 == 0 { byte & 15 } else { byte >> 4 };
+        *to = if i.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
     }
     q
 }

@@ -113,7 +113,8 @@ impl Linear {
             for part in &self.parts {
                 let (from, to) = (first.max(base), last.min(base + part.groups()));
                 if from < to {
-                    let (view, begin) = ready(&kernels, part, from - base, to - base, x.tiles(), &mut local.spread);
+                    let (view, begin) =
+                        ready(&kernels, part, from - base, to - base, x.tiles(), &mut local.spread);
                     for tile in 0..x.tiles() {
                         let data = out.at(x.span(tile).0 * stride + from * 16);
                         // SAFETY: weights and activations have the same number of columns; columns

@@ -13,6 +13,8 @@ pub(crate) mod ggml;
 pub(crate) mod kv;
 pub(crate) mod linear;
 pub(crate) mod spec;
+#[cfg(test)]
+mod tests;
 pub(crate) mod weight;
 
 pub(crate) use batch::Batch;

@@ -49,12 +49,12 @@ pub(crate) struct Packed {
 impl<'a> Stored<'a> {
     /// Bytes of the row that stands at `row` once heads are in order.
     fn row(&self, row: usize) -> &'a [u8] {
-        let row = if self.interleaved_heads == 0 {
-            row
-        } else {
-            let dim = self.rows / self.interleaved_heads;
-            let (head, inner) = (row / dim, row % dim);
-            head * dim + inner % (dim / 2) * 2 + inner / (dim / 2)
+        let row = match self.rows.checked_div(self.interleaved_heads) {
+            None => row,
+            Some(dim) => {
+                let (head, inner) = (row / dim, row % dim);
+                head * dim + inner % (dim / 2) * 2 + inner / (dim / 2)
+            }
         };
         let width = self.bytes.len() / self.rows;
         &self.bytes[row * width..(row + 1) * width]
@@ -69,7 +69,7 @@ impl<'a> Stored<'a> {
 fn kind_of(stored: &Stored<'_>, wanted: WeightType) -> Kind {
     match (wanted, stored.format) {
         (WeightType::Int8, Format::Q8_0) => Kind::Bytes,
-        (WeightType::Int8, _) if stored.cols % 32 == 0 => Kind::Bytes,
+        (WeightType::Int8, _) if stored.cols.is_multiple_of(32) => Kind::Bytes,
         (WeightType::Bf16, _) => Kind::Bf16,
         (WeightType::F32, _) => Kind::F32,
         (_, Format::Q4_0 | Format::Q4_1 | Format::Q4K) => Kind::Nibbles,
