@@ -21,6 +21,7 @@ from .driver import GREEDY, Line, continue_greedily, logits_of
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "greedy.json"
 ENTRIES: list[dict[str, Any]] = json.loads(FIXTURE.read_text())["entries"]
 GAP = 1e-3
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 
 def clear_steps(entry: dict[str, Any]) -> int:
