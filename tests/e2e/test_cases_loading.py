@@ -78,8 +78,14 @@ def test_loading_eos_union(stacks: Starter, tiny: TinyModels, variant: int) -> N
     stack = stacks(model=str(folder))
     info = stack.client.get("/get_model_info").json()
     assert sorted(info["eos_token_ids"]) == right["stop_set"][variant]
-    first, last = given["given"]["forced_ids_each"][variant]
-    params = {"max_new_tokens": given["given"]["max_new_tokens"], "logit_bias": {str(last): 100}}
-    answer = stack.generate([first], sampling_params=params)
-    assert answer["output_ids"] == [last]
+    other, last = given["given"]["forced_ids_each"][variant]
+    # The end id is forced harder, but masked at the first position: that forces the two ids in their order.
+    params = {
+        "max_new_tokens": given["given"]["max_new_tokens"],
+        "min_new_tokens": 1,
+        "logit_bias": {str(other): 50, str(last): 100},
+    }
+    answer = stack.generate([90], sampling_params=params)
+    assert answer["output_ids"] == [other, last]
+    assert answer["meta_info"]["completion_tokens"] == right["completion_tokens"]
     assert answer["meta_info"]["finish_reason"] == {"type": right["finish_reason_type"], "matched": last}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import threading
 import time
@@ -130,7 +131,10 @@ def test_abort_on_stream_disconnect(stack: Stack, endpoint: str) -> None:
     with stack.stream(endpoint, bodies[endpoint]) as data:
         for _ in range(given["given"]["disconnect_after_events"]):
             next(data)
+        steps = stack.client.get("/server_info").json()["workers"][0]["steps"]
     stack.assert_idle(given["right"]["running_requests_zero_within_ms"] / 1000)
+    spent = stack.client.get("/server_info").json()["workers"][0]["steps"] - steps  # one token a step
+    assert spent <= given["right"]["tokens_generated_after_close_at_most"]
     assert stack.generate("Hi", sampling_params={"max_new_tokens": 1})["meta_info"]["completion_tokens"] == 1
 
 
@@ -145,8 +149,6 @@ def test_abort_rid_is_exact(stack: Stack) -> None:
             for item in data:
                 if item == "[DONE]":
                     return
-                import json
-
                 last[rid] = json.loads(item)
                 progress[rid] = last[rid]["meta_info"]["completion_tokens"]
 
