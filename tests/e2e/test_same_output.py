@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +16,9 @@ from .test_cases_logprobs_cache import ids_of
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 NEAR_TIE = 1e-3
+COUNT = {"native": 64, "torch": 24}  # torch is the oracle, and slow on a CPU
+DTYPE = {"native": (), "torch": ("--dtype", "float32")}
+Alone = Callable[[str, int], list[dict[str, Any]]]
 
 
 def mix(seed: int, count: int) -> list[dict[str, Any]]:
@@ -23,7 +28,7 @@ def mix(seed: int, count: int) -> list[dict[str, Any]]:
     out = []
     for index in range(count):
         ids = [*draw.choice(shared), *ids_of(5000 + seed * 1000 + index, draw.randint(1, 24))]
-        params: dict[str, Any] = {"max_new_tokens": draw.randint(1, 24), "ignore_eos": True, "temperature": 0}
+        params: dict[str, Any] = {"max_new_tokens": draw.choice([1, 6, 16, 40]), "ignore_eos": True, "temperature": 0}
         if draw.random() < 0.5:
             params |= {"temperature": draw.choice([0.7, 1.0]), "top_p": draw.choice([0.9, 1.0]), "sampling_seed": index}
         if draw.random() < 0.3:
@@ -39,69 +44,91 @@ def run(stack: Stack, body: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def assert_same(body: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Equal ids and close logprobs up to the first near-tie of a greedy choice.
+def assert_identical(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """The native executor's promise: the same bits, so the same ids, text and logprobs to the last digit."""
+    assert one["output_ids"] == other["output_ids"]
+    assert one["text"] == other["text"]
+    for name in ("output_token_logprobs", "output_top_logprobs", "finish_reason", "completion_tokens"):
+        assert one["meta_info"][name] == other["meta_info"][name], name
 
-    Whether a change of 1e-3 in a logit explains a seeded choice can't be seen from outside, so those get the same rule.
+
+def parts(body: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Compares two answers of the torch executor up to where they part; whether a changed or sampled choice did.
+
+    A plain greedy choice may part only where the two best logits are nearer than NEAR_TIE, which the answer shows.
     """
     left, right = one["meta_info"], other["meta_info"]
-    tops = left["output_top_logprobs"]
+    params, tops = body["sampling_params"], left["output_top_logprobs"]
+    greedy = params["temperature"] == 0 and "repetition_penalty" not in params
     for position, (a, b) in enumerate(zip(left["output_token_logprobs"], right["output_token_logprobs"], strict=True)):
         if a[1] != b[1]:
             gap = abs(tops[position][0][0] - tops[position][1][0])
-            greedy = body["sampling_params"]["temperature"] == 0 and "repetition_penalty" not in body["sampling_params"]
             assert not greedy or gap < NEAR_TIE, f"position {position}: {a} or {b}, gap {gap}"
-            assert greedy or NEAR_TIED_DRAWS.take(), f"position {position}: {a} or {b} ({body['sampling_params']})"
-            return
+            return not greedy
         assert a[0] == pytest.approx(b[0], abs=NEAR_TIE)
     assert one["text"] == other["text"]
-
-
-class Allowance:
-    """Seeded draws may differ where two perturbed logits tie; that is rare, so few are allowed in a session."""
-
-    def __init__(self, count: int) -> None:
-        self.left = count
-
-    def take(self) -> bool:
-        self.left -= 1
-        return self.left >= 0
-
-
-NEAR_TIED_DRAWS = Allowance(2)
+    return False
 
 
 @pytest.fixture(scope="module")
-def alone(stacks: Starter) -> dict[int, list[dict[str, Any]]]:
-    """Answers of each mix one by one, cache off."""
-    stack = stacks("--disable-radix-cache")
-    return {seed: [run(stack, body) for body in mix(seed, 64)] for seed in (1, 2)}
+def alone(stacks: Starter) -> Alone:
+    """`alone(executor, seed)`: answers of a mix one by one, cache off."""
+
+    @functools.cache
+    def run_alone(executor: str, seed: int) -> list[dict[str, Any]]:
+        stack = stacks("--executor", executor, "--disable-radix-cache", *DTYPE[executor])
+        return [run(stack, body) for body in mix(seed, COUNT[executor])]
+
+    return run_alone
+
+
+def together(stack: Stack, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answers to all at once."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(lambda body: run(stack, body), bodies))
+
+
+TIGHT = ("--max-total-tokens", "512")
+TIGHTEST = (*TIGHT, "--page-size", "1", "--prefill-chunk", "7")
 
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        (),
-        ("--disable-radix-cache",),
-        ("--max-total-tokens", "1024"),
-        ("--max-total-tokens", "1024", "--page-size", "1", "--prefill-chunk", "7"),
-    ],
+    [(), ("--disable-radix-cache",), TIGHT, TIGHTEST],
     ids=["cache", "no cache", "evicting and retracting", "page 1, chunks of 7, evicting and retracting"],
 )
-def test_sixty_four_at_once_equal_one_by_one(
-    stacks: Starter, alone: dict[int, list[dict[str, Any]]], flags: tuple[str, ...]
-) -> None:
-    stack = stacks(*flags)
+def test_sixty_four_at_once_equal_one_by_one(stacks: Starter, alone: Alone, flags: tuple[str, ...]) -> None:
+    expected = {seed: alone("native", seed) for seed in (1, 2)}
+    stack = stacks("--executor", "native", *flags)
     before = stack.cache()
-    for seed, expected in alone.items():
-        bodies = mix(seed, 64)
-        with ThreadPoolExecutor(64) as pool:
-            together = list(pool.map(lambda body: run(stack, body), bodies))
-        for body, one, other in zip(bodies, expected, together, strict=True):
-            assert_same(body, one, other)
+    for seed, answers in expected.items():
+        for one, other in zip(answers, together(stack, mix(seed, COUNT["native"])), strict=True):
+            assert_identical(one, other)
+    assert_pressed(stack, before, flags)
+
+
+@pytest.mark.parametrize("flags", [(), TIGHTEST], ids=["cache", "page 1, chunks of 7, evicting and retracting"])
+def test_torch_parts_only_at_near_ties(stacks: Starter, alone: Alone, flags: tuple[str, ...]) -> None:
+    """Batches change the order of torch's sums, hence logits by about 1e-5.
+
+    A draw is keyed by (seed, position), so it changes only where two perturbed logits are that near: for the few
+    hundred draws of a mix that is one run in a hundred, and two in one run is not to be expected.
+    """
+    expected = alone("torch", 1)
+    stack, bodies = stacks("--executor", "torch", *DTYPE["torch"], *flags), mix(1, COUNT["torch"])
+    before = stack.cache()
+    answers = together(stack, bodies)
+    parted = [parts(body, one, other) for body, one, other in zip(bodies, expected, answers, strict=True)]
+    assert sum(parted) <= 1
+    assert_pressed(stack, before, flags)
+
+
+def assert_pressed(stack: Stack, before: dict[str, Any], flags: tuple[str, ...]) -> None:
+    """With a small pool, pages were evicted and requests retracted; in any case nothing is left over."""
     after = stack.cache()
-    if "1024" in flags:
+    if "--max-total-tokens" in flags:
         assert after["evicted_pages"] > before["evicted_pages"]
+        assert after["retractions"] > before["retractions"]
     stack.assert_idle(10)
 
 
