@@ -16,6 +16,7 @@ mod avx2;
 mod avx512;
 pub(crate) mod gemm;
 pub(crate) mod half;
+mod memory;
 pub(crate) mod pool;
 mod portable;
 mod rows;
@@ -25,5 +26,6 @@ pub(crate) mod table;
 mod tests;
 
 pub(crate) use gemm::{Kind, Out, Tile, WeightView};
+pub(crate) use memory::Region;
 pub(crate) use pool::Pool as Threads;
 pub(crate) use table::{Isa, Kernels, Rows};

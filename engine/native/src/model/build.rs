@@ -1,6 +1,7 @@
 //! From stored tensors to a `Model`: which tensor goes where, with every shape checked.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::forward::{Layer, Model, Work};
 use super::ggml::Format;
@@ -9,7 +10,7 @@ use super::linear::Linear;
 use super::spec::Spec;
 use super::weight::{Packed, Stored, WeightType};
 use crate::kernels::attention::WIDEST;
-use crate::kernels::{Isa, Kernels, Threads};
+use crate::kernels::{Isa, Kernels, Region, Threads};
 
 /// How a model is to run.
 #[derive(Clone, Copy, Debug)]
@@ -107,17 +108,39 @@ impl Builder {
         }
     }
 
+    /// Put all matrices into one region, in the order in which a step reads them.
+    fn gather(layers: &mut [Layer], rest: &mut [&mut Linear]) -> Result<()> {
+        let mut all: Vec<&mut Packed> = Vec::new();
+        for layer in layers {
+            all.extend(layer.qkv.parts_mut());
+            all.extend(layer.output.parts_mut());
+            all.extend([&mut layer.gate, &mut layer.up]);
+            all.extend(layer.down.parts_mut());
+        }
+        all.extend(rest.iter_mut().flat_map(|linear| linear.parts_mut()));
+        let bytes = all.iter().map(|packed| packed.room()).sum();
+        let full = || format!("no memory for {bytes} bytes of weights");
+        let mut region = Region::new(bytes).ok_or_else(full)?;
+        let places = all.iter_mut().map(|packed| packed.move_to(&mut region)).collect::<Option<Vec<_>>>();
+        let places = places.ok_or_else(full)?;
+        let region = Arc::new(region);
+        all.into_iter().zip(places).for_each(|(packed, at)| packed.settle(&region, at));
+        Ok(())
+    }
+
     /// The finished model. Names what is missing or has a wrong shape.
     pub(crate) fn finish(mut self) -> Result<Model> {
         let spec = self.spec.clone();
         let options = self.options;
         let embedding = self.matrix("model.embed_tokens.weight", spec.vocab, spec.hidden)?;
-        let head = match self.matrices.contains_key("lm_head.weight") {
+        let mut head = match self.matrices.contains_key("lm_head.weight") {
             true => Some(Linear::new(vec![self.matrix("lm_head.weight", spec.vocab, spec.hidden)?])),
             false => None,
         };
         let norm = self.vector("model.norm.weight", spec.hidden)?;
-        let layers = (0..spec.layers).map(|index| self.layer(index)).collect::<Result<Vec<_>>>()?;
+        let mut layers = (0..spec.layers).map(|index| self.layer(index)).collect::<Result<Vec<_>>>()?;
+        let mut embedding = Linear::new(vec![embedding]);
+        Self::gather(&mut layers, &mut head.iter_mut().chain([&mut embedding]).collect::<Vec<_>>())?;
         let kernels = Kernels::of(options.isa)
             .ok_or_else(|| format!("isa {:?} is not available", options.isa.name()))?;
         let threads =
@@ -135,7 +158,7 @@ impl Builder {
             kernels,
             threads,
             cache,
-            embedding: Linear::new(vec![embedding]),
+            embedding,
             layers,
             norm,
             head,

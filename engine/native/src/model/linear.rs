@@ -83,6 +83,11 @@ impl Linear {
         &self.parts
     }
 
+    /// Its weights, to be moved.
+    pub(crate) fn parts_mut(&mut self) -> &mut [Packed] {
+        &mut self.parts
+    }
+
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
         self.parts.iter().map(Packed::bytes).sum()

@@ -2,7 +2,9 @@
 
 use super::ggml::{self, Code, Format};
 use crate::kernels::half::{from_bf16, from_f16, to_bf16, to_f16};
-use crate::kernels::{Kind, WeightView};
+use std::sync::Arc;
+
+use crate::kernels::{Kind, Region, WeightView};
 
 /// A tensor as stored: `rows` rows of `cols` values.
 #[derive(Clone, Copy)]
@@ -36,12 +38,20 @@ impl WeightType {
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
+/// Where the groups of a weight are.
+enum Data {
+    /// While rows are put in.
+    Own(Vec<Line>),
+    /// Place and length in a region that all weights of a model share.
+    Placed(Arc<Region>, usize, usize),
+}
+
 /// A weight in groups of 16 rows; see `kernels::gemm` for the layout. Rows are padded with zeros.
 pub(crate) struct Packed {
     pub(crate) kind: Kind,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    data: Vec<Line>,
+    data: Data,
     scales: Vec<u16>,
     mins: Vec<u16>,
 }
@@ -106,7 +116,7 @@ impl Packed {
             kind,
             rows: stored.rows,
             cols: stored.cols,
-            data: vec![Line([0; 64]); (groups * kind.group_bytes(stored.cols)).div_ceil(64)],
+            data: Data::Own(vec![Line([0; 64]); (groups * kind.group_bytes(stored.cols)).div_ceil(64)]),
             scales: vec![0; scales],
             mins: vec![0; mins],
         }
@@ -146,15 +156,12 @@ impl Packed {
         let (group, lane, kind, cols) = (row / 16, row % 16, self.kind, self.cols);
         let width = kind.group_bytes(1) / 16;
         for (k, &value) in values.iter().enumerate() {
-            let at = ((group * cols + k) * 16 + lane) * width;
             let bits = match kind {
                 Kind::F32 => value.to_bits(),
                 Kind::F16 => u32::from(to_f16(value)),
                 _ => u32::from(to_bf16(value)),
             };
-            for (i, byte) in bits.to_le_bytes()[..width].iter().enumerate() {
-                self.set(at + i, *byte);
-            }
+            self.write(((group * cols + k) * 16 + lane) * width, &bits.to_le_bytes()[..width]);
         }
     }
 
@@ -163,15 +170,14 @@ impl Packed {
         let start = group * self.kind.group_bytes(self.cols);
         if self.kind == Kind::Nibbles {
             for pair in 0..4 {
-                for j in 0..4 {
-                    let byte = code.q[pair * 8 + j] | code.q[pair * 8 + 4 + j] << 4;
-                    self.set(start + block * 256 + pair * 64 + lane * 4 + j, byte);
-                }
+                let (low, high) = code.q[pair * 8..][..8].split_at(4);
+                let both = [0, 1, 2, 3].map(|j: usize| low[j] | high[j] << 4);
+                self.write(start + block * 256 + pair * 64 + lane * 4, &both);
             }
             self.mins[(group * (self.cols / 32) + block) * 16 + lane] = code.min;
         } else {
-            for (k, byte) in code.q.iter().enumerate() {
-                self.set(start + block * 512 + k / 4 * 64 + lane * 4 + k % 4, *byte);
+            for (step, four) in code.q.chunks_exact(4).enumerate() {
+                self.write(start + block * 512 + step * 64 + lane * 4, four);
             }
         }
         if self.kind == Kind::Sixes {
@@ -183,12 +189,43 @@ impl Packed {
         }
     }
 
-    fn set(&mut self, at: usize, byte: u8) {
-        self.data[at / 64].0[at % 64] = byte;
+    /// Put bytes that do not cross a line of 64.
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        if let Data::Own(lines) = &mut self.data {
+            lines[at / 64].0[at % 64..][..bytes.len()].copy_from_slice(bytes);
+        }
     }
 
     fn get(&self, at: usize) -> u8 {
-        self.data[at / 64].0[at % 64]
+        self.bytes_of_groups()[at]
+    }
+
+    fn bytes_of_groups(&self) -> &[u8] {
+        match &self.data {
+            // SAFETY: lines are arrays of bytes without padding.
+            Data::Own(lines) => unsafe {
+                std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 64)
+            },
+            Data::Placed(region, at, length) => region.get(*at, *length),
+        }
+    }
+
+    /// Bytes that a region needs for this weight.
+    pub(crate) fn room(&self) -> usize {
+        self.bytes_of_groups().len().next_multiple_of(64)
+    }
+
+    /// Move the groups to a region being filled, so that no two copies of a model exist; place and length, for
+    /// `settle`, before which the weight is empty.
+    pub(crate) fn move_to(&mut self, region: &mut Region) -> Option<(usize, usize)> {
+        let (at, length) = (region.push(self.bytes_of_groups())?, self.bytes_of_groups().len());
+        self.data = Data::Own(Vec::new());
+        Some((at, length))
+    }
+
+    /// Read the groups from the region they were moved to.
+    pub(crate) fn settle(&mut self, region: &Arc<Region>, (at, length): (usize, usize)) {
+        self.data = Data::Placed(Arc::clone(region), at, length);
     }
 
     /// Groups of 16 rows.
@@ -201,7 +238,7 @@ impl Packed {
         WeightView {
             kind: self.kind,
             cols: self.cols,
-            data: self.data.as_ptr().cast(),
+            data: self.bytes_of_groups().as_ptr(),
             scales: self.scales.as_ptr(),
             mins: self.mins.as_ptr(),
         }
@@ -209,7 +246,7 @@ impl Packed {
 
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.data.len() * 64 + (self.scales.len() + self.mins.len()) * 2
+        self.bytes_of_groups().len() + (self.scales.len() + self.mins.len()) * 2
     }
 
     /// The values of one row, as products see them.
