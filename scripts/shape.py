@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE_CAP, FUNCTION_CAP, TEST_SHARE = 500, 80, 0.8
+FILE_CAP, FUNCTION_CAP = 500, 80
+TEST_SHARE = 0.62  # a ratchet on the way to 0.8: raise it, never lower it
 SKIP = ("service/generated/", "benchmarks/engine/", "benchmarks/router/")
 # Which of our crates each may depend on (DESIGN section 2); dev-dependencies are free.
 WALLS = {
