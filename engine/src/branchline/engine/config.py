@@ -70,7 +70,11 @@ class EngineConfig:
         "auto", "where to run; auto: cuda if there is one", section="executor", choices=("auto", "cpu", "cuda")
     )
     executor: str = option(
-        "auto", "what runs the model; auto: torch on a GPU, else native", section="executor", choices=("auto",), kind="executors"
+        "auto",
+        "what runs the model; auto: torch on a GPU, else native",
+        section="executor",
+        choices=("auto",),
+        kind="executors",
     )
     attention_backend: str = option(
         "auto", "how attention is computed; auto: the executor's choice", section="executor",
