@@ -89,6 +89,7 @@ def test_no_worker_is_said_with_retry_after() -> None:
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"]["message"]
         assert gateway.client.get("/readiness").status_code == 503
+        assert gateway.client.get("/v1/models").status_code == 503
     finally:
         assert gateway.stop() == 0
 

@@ -19,8 +19,17 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 async fn list(State(app): State<Arc<App>>) -> Response {
-    let data = app.fleet.names().into_iter().map(|(name, _)| describe(&app, name)).collect();
-    json(StatusCode::OK, &ModelList { object: "list", data })
+    settle(listing(&app))
+}
+
+/// An empty list would say that there is nothing to ask for, which nobody knows before a worker has been reached.
+fn listing(app: &App) -> Result<Response> {
+    let names = app.fleet.names();
+    if names.is_empty() && !app.fleet.workers().iter().any(|worker| worker.is_ready()) {
+        app.fleet.transport(None)?;
+    }
+    let data = names.into_iter().map(|(name, _)| describe(app, name)).collect();
+    Ok(json(StatusCode::OK, &ModelList { object: "list", data }))
 }
 
 async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response {
