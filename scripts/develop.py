@@ -27,26 +27,28 @@ def write(path: Path, text: str, executable: bool = False) -> None:
         path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
 
 
-def register_engine() -> None:
-    """Metadata and console scripts of the `branchline` distribution."""
-    project = tomllib.loads((ROOT / "engine" / "pyproject.toml").read_text())["project"]
-    info = SITE / f"branchline-{VERSION}.dist-info"
+def register(folder: str) -> dict[str, str]:
+    """Metadata of one distribution; its console scripts."""
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    name: str = project["name"]
+    info = SITE / f"{name.replace('-', '_')}-{VERSION}.dist-info"
     scripts: dict[str, str] = project.get("scripts", {})
-    write(info / "METADATA", f"Metadata-Version: 2.1\nName: branchline\nVersion: {VERSION}\n")
+    write(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {VERSION}\n")
     write(info / "INSTALLER", "develop\n")
     write(info / "RECORD", "")
     lines = "".join(f"{script} = {target}\n" for script, target in scripts.items())
     write(info / "entry_points.txt", f"[console_scripts]\n{lines}")
-    for script, target in scripts.items():
-        module, function = target.split(":")
-        body = f"#!{sys.executable}\nimport sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
-        write(BIN / script, body, executable=True)
+    return scripts
 
 
 def main() -> None:
-    """Registers the engine and links the router binary beside the interpreter."""
-    write(SITE / "branchline-source.pth", f"{ROOT / 'engine' / 'src'}\n")
-    register_engine()
+    """Registers both packages; the router's command is its binary."""
+    write(SITE / "branchline-source.pth", f"{ROOT / 'engine' / 'src'}\n{ROOT / 'bindings' / 'python' / 'python'}\n")
+    register("bindings/python")
+    for script, target in register("engine").items():
+        module, function = target.split(":")
+        body = f"#!{sys.executable}\nimport sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
+        write(BIN / script, body, executable=True)
     router = BIN / "branchline-router"
     binary = ROOT / "target" / "release" / "branchline-router"
     if not router.is_symlink() or router.readlink() != binary:

@@ -32,7 +32,7 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "python3 i
 build_rust() {
   local log=target/setup-build.log status=0
   mkdir -p target
-  cargo build --release --locked -p branchline-gateway -p branchline-engine-native --color never >"$log" 2>&1 &
+  cargo build --release --locked -p branchline-gateway -p branchline-engine-native -p branchline-router-python --color never >"$log" 2>&1 &
   local job=$!
   while sleep 1 && kill -0 $job 2>/dev/null; do
     if (( (SECONDS - start) % 20 == 0 )); then

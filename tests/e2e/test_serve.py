@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -14,7 +15,13 @@ import pytest
 from local_hub import COMMIT, running_hub
 
 from .stack import Process, free_port
+from .test_faults import children
 from .tiny import TinyModels
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 @contextmanager
@@ -103,3 +110,34 @@ def test_packaged_model_answers(tmp_path: Path) -> None:
         question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
         body = {"messages": question, "temperature": 0, "max_tokens": 24}
         assert "Paris" in client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+
+
+def test_serve_with_keys_prints_examples_that_ask_for_one(tiny: TinyModels) -> None:
+    port = free_port()
+    model = str(tiny.llama("plain"))
+    serve = Process(
+        [sys.executable, "-m", "branchline.cli", "serve", model, "--port", str(port), "--api-key", "k-secret"]
+    )
+    try:
+        serve.wait_for_line("Ctrl-C stops it")
+        assert "authorization: Bearer YOUR-KEY" in serve.output
+        assert 'api_key="YOUR-KEY"' in serve.output
+        assert "k-secret" not in serve.output
+    finally:
+        assert serve.stop() == 0
+        assert "died" not in serve.output
+
+
+def test_serve_whose_gateway_dies_stops_without_restarting_engines(tiny: TinyModels) -> None:
+    serve = Process(
+        [sys.executable, "-m", "branchline.cli", "serve", str(tiny.llama("plain")), "--port", str(free_port())]
+    )
+    try:
+        serve.wait_for_line("Ctrl-C stops it")
+        gateway = next(pid for pid in children(serve.child.pid) if b"branchline-router" in command_of(pid))
+        os.kill(gateway, signal.SIGKILL)
+        assert serve.child.wait(30) == 1
+        serve.wait_for_line("the gateway died")
+        assert "restarting" not in serve.output
+    finally:
+        serve.stop(signal.SIGKILL)

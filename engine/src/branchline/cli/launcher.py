@@ -40,6 +40,12 @@ class Plan:
     env: Mapping[str, str]
 
     @property
+    def asks_for_keys(self) -> bool:
+        """Whether clients need a key, as far as flags and environment say."""
+        words = (*self.router_arguments, *(name for name, value in self.env.items() if value))
+        return any(word.startswith(("--api-key", "BRANCHLINE_ROUTER_API_KEY")) for word in words)
+
+    @property
     def url(self) -> str:
         """Where clients reach the gateway from this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
@@ -111,8 +117,13 @@ class Launcher:
         await self._router.start()
         await self._until_ready(self._router)
         self._announce(sorted(models)[0])
-        watchers = [self._supervise(number, address) for number, address in enumerate(addresses)]
-        await asyncio.gather(self._watch_gateway(self._router), *watchers)
+        watchers = [asyncio.ensure_future(self._watch_gateway(self._router))]
+        watchers += [asyncio.ensure_future(self._supervise(number, each)) for number, each in enumerate(addresses)]
+        try:
+            await asyncio.gather(*watchers)
+        finally:
+            for watcher in watchers:  # an engine that is being stopped has not died
+                watcher.cancel()
 
     def _engine(self, number: int, port: int) -> Child:
         plan = self._plan
@@ -171,7 +182,9 @@ class Launcher:
     def _announce(self, model: str) -> None:
         url = self._plan.url
         self._say("ready")
-        print(_WELCOME.format(url=url, model=model), flush=True)
+        header = " -H 'authorization: Bearer YOUR-KEY'" if self._plan.asks_for_keys else ""
+        key = "YOUR-KEY" if self._plan.asks_for_keys else "none"
+        print(_WELCOME.format(url=url, model=model, header=header, key=key), flush=True)
 
     # ---- stopping ---------------------------------------------------------------------------
 
@@ -214,11 +227,11 @@ def _answers(url: str) -> bool:
 _WELCOME = """
 Branchline serves {model} at {url}
 
-  curl {url}/v1/chat/completions -H 'content-type: application/json' \\
+  curl {url}/v1/chat/completions -H 'content-type: application/json'{header} \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
 
   from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="none")
+  client = OpenAI(base_url="{url}/v1", api_key="{key}")
   answer = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello!"}}])
   print(answer.choices[0].message.content)
 
