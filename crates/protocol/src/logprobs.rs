@@ -38,6 +38,10 @@ pub trait Spelling {
     fn text(&self, id: u32) -> String;
     /// The token's bytes.
     fn bytes(&self, id: u32) -> Vec<u8>;
+    /// Whether the answer's text has the token; special ones may be left out of it.
+    fn shows(&self, _id: u32) -> bool {
+        true
+    }
 }
 
 /// Refuses a start of prompt logprobs past the prompt's end.

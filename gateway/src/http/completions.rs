@@ -10,7 +10,7 @@ use axum::routing::post;
 use branchline_core::Result;
 use branchline_protocol::openai::{
     ChatChunk, CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, FinishReason,
-    StreamOptions,
+    Offsets, StreamOptions,
 };
 use branchline_protocol::{Position, Prompt};
 use http::{Request, StatusCode};
@@ -18,7 +18,7 @@ use http::{Request, StatusCode};
 use super::answer::json;
 use super::gather::{Gathered, gather};
 use super::intake::{Head, Intake, Taken, settle, take};
-use super::spell::Spell;
+use super::spell::{Spell, WithoutSpecial};
 use super::stream::{Family, Out, respond};
 use crate::app::App;
 use crate::dispatch::{self, Item, Running};
@@ -87,6 +87,7 @@ async fn prepare(intake: &Intake, request: CompletionRequest) -> Result<(Vec<Run
         ready.push((tokens, own));
     }
     let top = logprobs.as_ref().map(|logprobs| logprobs.top);
+    let skip_special = sampling.skip_special_tokens.unwrap_or(true);
     let spell = logprobs.is_some().then(|| Spell(Arc::clone(model.tokenizer.vocabulary())));
     let jobs = guards
         .into_iter()
@@ -97,6 +98,7 @@ async fn prepare(intake: &Intake, request: CompletionRequest) -> Result<(Vec<Run
         head,
         spell,
         top: top.unwrap_or(0),
+        skip_special,
         echoes,
         delivery,
         gathered: Gathered::default(),
@@ -112,8 +114,8 @@ struct Sent {
     echo: bool,
     /// Prompt positions.
     input: usize,
-    /// Characters so far, for offsets.
-    offset: usize,
+    /// Where tokens are in its text.
+    offsets: Offsets,
 }
 
 /// A completion, whole or as events.
@@ -121,6 +123,8 @@ struct Completion {
     head: Head,
     spell: Option<Spell>,
     top: u32,
+    /// Whether generated text leaves special tokens out.
+    skip_special: bool,
     /// Texts of the prompts, if they are echoed.
     echoes: Vec<String>,
     delivery: StreamOptions,
@@ -129,10 +133,14 @@ struct Completion {
 }
 
 impl Completion {
-    fn logprobs(&self, positions: [&[Position]; 2], offset: &mut usize) -> Option<CompletionLogprobs> {
+    fn logprobs(&self, positions: [&[Position]; 2], offsets: &mut Offsets) -> Option<CompletionLogprobs> {
         let spell = self.spell.as_ref()?;
-        let mut form = CompletionLogprobs::new(positions[0], self.top, offset, spell);
-        form.append(CompletionLogprobs::new(positions[1], self.top, offset, spell));
+        let mut form = CompletionLogprobs::new(positions[0], self.top, offsets, spell);
+        form.append(if self.skip_special {
+            CompletionLogprobs::new(positions[1], self.top, offsets, &WithoutSpecial(spell))
+        } else {
+            CompletionLogprobs::new(positions[1], self.top, offsets, spell)
+        });
         Some(form)
     }
 
@@ -141,7 +149,8 @@ impl Completion {
         (0u32..)
             .zip(sequences)
             .map(|(index, sequence)| {
-                let logprobs = self.logprobs([&prompts[sequence.job].input, &sequence.logprobs], &mut 0);
+                let logprobs = self
+                    .logprobs([&prompts[sequence.job].input, &sequence.logprobs], &mut Offsets::default());
                 let (reason, matched_stop) =
                     sequence.end.map_or((FinishReason::Abort, None), |end| (end.reason, end.matched));
                 let mut text = self.echoes.get(sequence.job).cloned().unwrap_or_default();
@@ -176,7 +185,7 @@ impl Family for Completion {
         // Prompt positions are told once a request; every sequence shows those it has not shown yet.
         let input = &self.gathered.prompts[item.job].input;
         let fresh = input.get(sent.input..).unwrap_or_default();
-        let logprobs = self.logprobs([fresh, &item.piece.logprobs], &mut sent.offset);
+        let logprobs = self.logprobs([fresh, &item.piece.logprobs], &mut sent.offsets);
         sent.input = input.len();
         self.sent[item.sequence] = sent;
         let silent = logprobs.as_ref().is_none_or(|form| form.tokens.is_empty());

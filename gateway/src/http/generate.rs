@@ -77,15 +77,10 @@ async fn prepare(intake: &Intake, request: GenerateRequest) -> Result<Vec<Runnin
         .collect()
 }
 
-/// What is fixed of a job.
-struct Fixed {
-    id: String,
-    limit: u32,
-}
-
 /// An answer, whole or as events.
 struct Native {
-    jobs: Vec<Fixed>,
+    /// Id of each job.
+    ids: Vec<String>,
     gathered: Gathered,
     /// Logprobs of each sequence in their written form, if asked for.
     logprobs: Vec<Option<MetaLogprobs>>,
@@ -104,13 +99,7 @@ impl Native {
             Some(MetaLogprobs::new(asked.top > 0, !asked.token_ids.is_empty(), with_text))
         };
         Self {
-            jobs: jobs
-                .iter()
-                .map(|running| Fixed {
-                    id: running.job().live.id().as_str().to_owned(),
-                    limit: running.job().sampling.max_tokens.unwrap_or(0),
-                })
-                .collect(),
+            ids: jobs.iter().map(|running| running.job().live.id().as_str().to_owned()).collect(),
             logprobs: gathered.sequences.iter().map(lists).collect(),
             written: vec![0; gathered.sequences.len()],
             gathered,
@@ -135,13 +124,13 @@ impl Native {
 
     fn answer(&self, sequence: usize, index: Option<u32>) -> GenerateAnswer<'_> {
         let state = &self.gathered.sequences[sequence];
-        let (job, prompt) = (&self.jobs[state.job], &self.gathered.prompts[state.job]);
+        let prompt = &self.gathered.prompts[state.job];
         GenerateAnswer {
             text: &state.text,
             output_ids: &state.ids,
             meta_info: Meta {
-                id: &job.id,
-                finish_reason: state.end.as_ref().map(|end| finish(end, job.limit)),
+                id: &self.ids[state.job],
+                finish_reason: state.end.as_ref().map(finish),
                 prompt_tokens: prompt.tokens as u32,
                 completion_tokens: state.completion_tokens as u32,
                 cached_tokens: prompt.cached as u32,
@@ -155,10 +144,10 @@ impl Native {
     }
 }
 
-fn finish(end: &End, limit: u32) -> Finish {
+fn finish(end: &End) -> Finish {
     match end.reason {
         FinishReason::Stop => Finish::Stop { matched: end.matched.clone() },
-        FinishReason::Length => Finish::Length { length: limit },
+        FinishReason::Length => Finish::Length { length: end.completion_tokens },
         FinishReason::Abort => Finish::Abort { message: end.message.clone() },
     }
 }
@@ -179,5 +168,22 @@ impl Family for Native {
     fn finish(&mut self, out: &mut Out) -> Result<()> {
         out.done();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sequence_cut_by_the_pool_or_the_context_tells_how_many_tokens_it_has() {
+        let end = End {
+            reason: FinishReason::Length,
+            matched: None,
+            completion_tokens: 3,
+            retractions: 0,
+            message: String::new(),
+        };
+        assert_eq!(finish(&end), Finish::Length { length: 3 });
     }
 }

@@ -52,9 +52,9 @@ pub enum Finish {
         /// Which; null if unknown.
         matched: Option<Matched>,
     },
-    /// The limit.
+    /// The request's limit, or the end of the context or of the cache.
     Length {
-        /// Its value.
+        /// Tokens generated until then.
         length: u32,
     },
     /// Aborted by its owner or a deadline.

@@ -67,20 +67,56 @@ pub struct CompletionLogprobs {
     pub tokens: Vec<String>,
     /// Logprobs; null for the first token of an echoed prompt.
     pub token_logprobs: Vec<Option<f32>>,
-    /// Alternatives by text; null where none were asked for or exist.
+    /// Alternatives by text, with the token itself, so up to one more than asked for; null where none were asked
+    /// for or exist.
     pub top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
-    /// Characters before each token.
+    /// Characters of the text before each token.
     pub text_offset: Vec<usize>,
 }
 
+/// Where tokens begin in a text, in characters; a token that begins within a character has that character's place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Offsets {
+    /// Characters completed.
+    characters: usize,
+    /// Bytes of a character that has begun, at most 3.
+    begun: Vec<u8>,
+}
+
+impl Offsets {
+    /// The place of a token of these bytes, which come next; bytes that are no UTF-8 count as U+FFFD.
+    fn place(&mut self, bytes: &[u8]) -> usize {
+        let goes_on = bytes.first().is_none_or(|byte| matches!(byte, 0x80..=0xbf));
+        if !goes_on && !self.begun.is_empty() {
+            // The character that has begun ends here, cut off.
+            self.begun.clear();
+            self.characters += 1;
+        }
+        let place = self.characters;
+        self.begun.extend_from_slice(bytes);
+        loop {
+            let (whole, wrong) = match std::str::from_utf8(&self.begun) {
+                Ok(text) => (text.len(), None),
+                Err(error) => (error.valid_up_to(), error.error_len()),
+            };
+            self.characters += String::from_utf8_lossy(&self.begun[..whole]).chars().count();
+            self.begun.drain(..whole + wrong.unwrap_or(0));
+            if wrong.is_none() {
+                return place;
+            }
+            self.characters += 1;
+        }
+    }
+}
+
 impl CompletionLogprobs {
-    /// Spells positions; `offset` is the number of characters before the first and is moved on.
-    pub fn new(positions: &[Position], top: u32, offset: &mut usize, spelling: &impl Spelling) -> Self {
+    /// Spells positions; `offsets` has had the text before the first and is moved on.
+    pub fn new(positions: &[Position], top: u32, offsets: &mut Offsets, spelling: &impl Spelling) -> Self {
         let mut out = Self { top_logprobs: (top > 0).then(Vec::new), ..Self::default() };
         for position in positions {
             let text = spelling.text(position.id);
-            out.text_offset.push(*offset);
-            *offset += text.chars().count();
+            let shown = if spelling.shows(position.id) { spelling.bytes(position.id) } else { Vec::new() };
+            out.text_offset.push(offsets.place(&shown));
             out.tokens.push(text);
             out.token_logprobs.push(position.logprob.map(finite));
             if let Some(column) = &mut out.top_logprobs {
@@ -103,7 +139,9 @@ impl CompletionLogprobs {
 
 fn alternatives(position: &Position, spelling: &impl Spelling) -> Map<String, Value> {
     let mut map = Map::new();
-    for &(id, logprob) in &position.top {
+    let own = position.logprob.map(|logprob| (position.id, logprob));
+    let own = own.filter(|&(id, _)| position.top.iter().all(|&(other, _)| other != id));
+    for (id, logprob) in position.top.iter().copied().chain(own) {
         let mut key = spelling.text(id);
         let bytes = spelling.bytes(id);
         if std::str::from_utf8(&bytes).is_err() {
@@ -133,8 +171,14 @@ mod tests {
                 183 => vec![0xec],
                 220 => vec![0x82],
                 81 | 82 => vec![0x61],
+                // A token for each byte, as in byte-level vocabularies, and a special one.
+                1000..=1255 => vec![(id - 1000) as u8],
+                2000 => "<end>".into(),
                 _ => "é".into(),
             }
+        }
+        fn shows(&self, id: u32) -> bool {
+            id != 2000
         }
     }
 
@@ -163,8 +207,7 @@ mod tests {
 
     #[test]
     fn the_completions_form_gives_equal_texts_their_own_keys() {
-        let mut offset = 0;
-        let form = CompletionLogprobs::new(&[position()], 4, &mut offset, &Bytes);
+        let form = CompletionLogprobs::new(&[position()], 4, &mut Offsets::default(), &Bytes);
         let map = form.top_logprobs.unwrap()[0].clone().unwrap();
         let keys: Vec<&str> = map.keys().map(String::as_str).collect();
         assert_eq!(keys, ["bytes:\\xec", "bytes:\\x82", "a", "token_id:82"]);
@@ -172,12 +215,51 @@ mod tests {
 
     #[test]
     fn offsets_count_characters_and_go_on_over_chunks() {
-        let mut offset = 0;
+        let mut offset = Offsets::default();
         let at = |id, logprob| Position { id, logprob, ..Position::default() };
         let mut form = CompletionLogprobs::new(&[at(5, None), at(81, Some(-1.0))], 0, &mut offset, &Bytes);
         form.append(CompletionLogprobs::new(&[at(81, Some(f32::NEG_INFINITY))], 0, &mut offset, &Bytes));
         assert_eq!(form.text_offset, [0, 1, 2]);
         assert_eq!(form.token_logprobs, [None, Some(-1.0), Some(-9999.0)]);
         assert_eq!(form.top_logprobs, None);
+    }
+    #[test]
+    fn the_map_holds_the_token_itself_also_when_it_is_not_among_the_likeliest() {
+        let unlikely = Position { top: vec![(220, -0.2), (81, -2.0)], ..position() };
+        let form = CompletionLogprobs::new(&[unlikely, position()], 2, &mut Offsets::default(), &Bytes);
+        let maps: Vec<_> = form.top_logprobs.unwrap().into_iter().flatten().collect();
+        let keys: Vec<&str> = maps[0].keys().map(String::as_str).collect();
+        assert_eq!(keys, ["bytes:\\x82", "a", "bytes:\\xec"]);
+        assert!((maps[0]["bytes:\\xec"].as_f64().unwrap() + 0.1).abs() < 1e-6);
+        assert_eq!(maps[1].len(), 4, "a token among the likeliest is not listed twice");
+    }
+
+    #[test]
+    fn a_token_within_a_character_has_the_characters_place() {
+        let places = |bytes: &[u8], cut: usize| {
+            let at = |byte: &u8| Position { id: 1000 + u32::from(*byte), ..Position::default() };
+            let positions: Vec<_> = bytes.iter().map(at).collect();
+            let mut offsets = Offsets::default();
+            let mut form = CompletionLogprobs::new(&positions[..cut], 0, &mut offsets, &Bytes);
+            form.append(CompletionLogprobs::new(&positions[cut..], 0, &mut offsets, &Bytes));
+            form.text_offset
+        };
+        let text = "你好🦜 é";
+        let expected: Vec<usize> =
+            text.chars().enumerate().flat_map(|(place, c)| vec![place; c.len_utf8()]).collect();
+        assert_eq!(expected, [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 4, 4]);
+        for cut in 0..text.len() {
+            assert_eq!(places(text.as_bytes(), cut), expected, "chunks of {cut} and the rest");
+        }
+        // Lossy text: one U+FFFD for the cut-off parrot, one for the stray byte.
+        assert_eq!(places(b"\xf0\x9f\xa6a\x82b", 2), [0, 0, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_token_that_the_text_leaves_out_takes_no_place() {
+        let at = |id| Position { id, ..Position::default() };
+        let form = CompletionLogprobs::new(&[at(81), at(2000), at(81)], 0, &mut Offsets::default(), &Bytes);
+        assert_eq!(form.text_offset, [0, 1, 1]);
+        assert_eq!(form.tokens[1], "<end>");
     }
 }

@@ -13,6 +13,6 @@ pub use answer::{
 };
 pub use chat::ChatRequest;
 pub use completion::CompletionRequest;
-pub use logprobs::{ChatLogprobs, CompletionLogprobs, TokenLogprob};
+pub use logprobs::{ChatLogprobs, CompletionLogprobs, Offsets, TokenLogprob};
 pub use messages::{ChatTemplateInput, read_template_input};
 pub use stream::StreamOptions;
