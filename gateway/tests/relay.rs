@@ -377,3 +377,84 @@ async fn without_a_ready_worker_the_answer_says_when_to_come_back() {
     let gateway = Gateway::start_cold(&[], &[]).await;
     assert_eq!(gateway.post("/v1/completions", r#"{"model":"m","prompt":"x"}"#).await.status, 503);
 }
+
+#[tokio::test]
+async fn names_that_mean_the_first_model_are_replaced_once_it_is_known_and_pass_before() {
+    for name in ["default", ""] {
+        let body = format!(r#"{{ "prompt":"x", "model" : "{name}" , "n":1.50}}"#);
+        for (known, sent) in
+            [(true, body.replace(&format!(r#""{name}" "#), r#""big/one" "#)), (false, body.clone())]
+        {
+            let echo = worker(|_| vec![Step::Send(response(200, &[], b"{}"))]).await;
+            if known {
+                echo.serve_models(&["big/one", "other"]);
+            }
+            let gateway = Gateway::start(&[], &[echo.url()]).await;
+            if known {
+                let told = gateway.app.fleet.wait_until(|fleet| !fleet.names().is_empty());
+                tokio::time::timeout(kit::PATIENCE, told).await.expect("the models are told");
+            }
+            let answer = gateway.post("/v1/completions", &body).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            let seen = echo.record().seen.pop().expect("it arrives");
+            assert_eq!(String::from_utf8_lossy(&seen.body), sent);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_of_known_length_that_breaks_still_ends_in_a_whole_error_event() {
+    let worker = worker(|_| {
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{FIRST}",
+            FIRST.len()
+        );
+        vec![Step::Send(head.into_bytes())]
+    })
+    .await;
+    let gateway = Gateway::start(&[], &[worker.url()]).await;
+    let answer = gateway.post("/v1/chat/completions", CHAT).await;
+    assert_eq!(answer.header("content-length"), None);
+    assert_broken(&answer, &[FIRST.trim_end().trim_start_matches("data: ")]);
+}
+
+#[tokio::test]
+async fn a_failure_that_the_worker_told_itself_is_told_once() {
+    let told = "data: {\"error\":{\"message\":\"out of memory\",\"type\":\"server_error\"}}\n\n";
+    for end in [vec![last_chunk()], vec![Step::Reset]] {
+        let (_worker, gateway) = streaming(texts(&[FIRST, told]), end, &[]).await;
+        let answer = gateway.post("/v1/chat/completions", CHAT).await;
+        assert_eq!((answer.text(), answer.complete), ([FIRST, told].concat(), true));
+    }
+    // Text that only speaks of errors, or an empty one, is no failure.
+    let odd = "data: {\"content\":\"{\\\"error\\\":1}\",\"error\":null,\"x\":{\"error\":1}}\n\n";
+    let (_worker, gateway) = streaming(texts(&[odd]), vec![last_chunk()], &[]).await;
+    let answer = gateway.post("/v1/chat/completions", CHAT).await;
+    assert_broken(&answer, &[odd.trim_end().trim_start_matches("data: ")]);
+}
+
+#[tokio::test]
+async fn operators_paths_of_a_worker_can_not_be_reached_through_the_gateway() {
+    let echo = worker(|_| vec![Step::Send(response(200, &[], b"{}"))]).await;
+    let gateway = Gateway::start(&[], &[echo.url()]).await;
+    for path in ["/update_weights_from_disk", "/sleep", "/v1/../sleep", "/v1/%2e%2e/sleep"] {
+        assert_eq!(gateway.post(path, "{}").await.status, 404, "{path}");
+    }
+    assert!(echo.record().seen.is_empty());
+    assert_eq!(gateway.post("/v1/embeddings", r#"{"input":"x"}"#).await.status, 200);
+    assert_eq!(echo.record().seen.len(), 1);
+}
+
+#[tokio::test]
+async fn bad_bodies_of_an_abort_and_bad_model_paths_are_named() {
+    let gateway = Gateway::start_cold(&[], &[]).await;
+    for (body, part) in
+        [(r#"{"rid":5}"#, "`rid`"), ("[]", "object"), ("", "the body is empty"), ("{", "JSON")]
+    {
+        let answer = gateway.post("/abort_request", body).await;
+        let message = answer.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+        assert!(answer.status == 400 && message.contains(part), "{} {message}", answer.status);
+    }
+    let answer = gateway.get("/v1/models/%ff").await;
+    assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some("model")));
+}

@@ -8,6 +8,7 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use axum::routing::{delete, get, post};
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
+use branchline_protocol::Document;
 use branchline_worker::{Transport, Worker};
 use http::{Method, Request, StatusCode, header};
 use serde::Deserialize;
@@ -186,25 +187,18 @@ pub(super) fn report(worker: &Worker, outcome: Result<Value>) -> Value {
     shown
 }
 
-#[derive(Deserialize)]
-struct AbortRequest {
-    #[serde(default)]
-    rid: Option<String>,
-    #[serde(default)]
-    abort_all: bool,
-}
-
 /// Ends requests by their exact id, wherever they run. An unknown id is not an error: it may have just ended.
 async fn abort(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
-    let body: AbortRequest = read_json(&app, request).await?;
-    let rid = body.rid.unwrap_or_default();
-    if rid.is_empty() && !body.abort_all {
+    let body = Document::parse(&read_body(request.into_body(), app.body_limit()).await?)?;
+    let rid = body.fields().string("rid")?.unwrap_or_default().to_owned();
+    let abort_all = body.fields().bool("abort_all")?.unwrap_or_default();
+    if rid.is_empty() && !abort_all {
         let message = "neither rid nor abort_all is given; send {\"rid\": \"…\"} or {\"abort_all\": true}";
         return Err(Error::invalid("rid", message).into());
     }
     // Whoever is not on a worker yet is stopped here; only unknown ids need everybody asked.
     let asked = match app.live.abort(&rid) {
-        _ if body.abort_all => {
+        _ if abort_all => {
             app.live.abort_all();
             fan::ask_all(&app, |worker| abort_on(Arc::clone(&app), worker, rid.clone(), true)).await
         }

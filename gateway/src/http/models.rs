@@ -1,12 +1,14 @@
 //! `GET /v1/models` and `/v1/models/{id}`: every name that requests may use, of engines and HTTP workers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use axum::routing::get;
-use branchline_core::Result;
+use branchline_core::{Error, ErrorCode, Result};
 use branchline_protocol::openai::{Model, ModelList};
 use http::StatusCode;
 
@@ -26,15 +28,18 @@ async fn list(State(app): State<Arc<App>>) -> Response {
 fn listing(app: &App) -> Result<Response> {
     let names = app.fleet.names();
     if names.is_empty() && !app.fleet.workers().iter().any(|worker| worker.is_ready()) {
-        app.fleet.transport(None)?;
+        return Err(Error::new(ErrorCode::Unavailable, "no worker has been reached yet; try again")
+            .with_retry_after(Duration::from_secs(1)));
     }
     let data = names.into_iter().map(|(name, _)| describe(app, name)).collect();
     Ok(json(StatusCode::OK, &ModelList { object: "list", data }))
 }
 
-async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response {
-    let outcome = find(&app, id);
-    settle(outcome)
+async fn one(State(app): State<Arc<App>>, id: std::result::Result<Path<String>, PathRejection>) -> Response {
+    let id = id.map_err(|_| {
+        Error::invalid("model", "the model's name in the path is not UTF-8; percent-encode it as UTF-8")
+    });
+    settle(id.and_then(|Path(id)| find(&app, id)))
 }
 
 fn find(app: &App, id: String) -> Result<Response> {

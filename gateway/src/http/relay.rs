@@ -6,6 +6,7 @@
 mod body;
 mod events;
 mod headers;
+mod paths;
 mod peek;
 mod scan;
 
@@ -36,15 +37,36 @@ pub(crate) use headers::worker_credential;
 /// A request whose model nobody serves is not answered here either: the caller refuses it in its own words.
 pub(crate) async fn try_relay(app: &Arc<App>, head: &Parts, body: &Bytes) -> Option<Response> {
     let found = peek(body);
-    match app.fleet.transport(found.model.as_deref()) {
+    let named = found.model.as_deref().filter(|name| !means_first(app, name));
+    match app.fleet.transport(named) {
         Ok(Transport::Http) => Some(Attempts::new(app, head, body, found).run().await),
         Ok(Transport::Grpc) | Err(_) => None,
     }
 }
 
-/// Any route that is not ours: relayed if an HTTP worker may know it.
+/// Whether a name stands for the first model, as it does for engines, and is nobody's own.
+fn means_first(app: &App, name: &str) -> bool {
+    matches!(name, "" | "default") && !app.fleet.names().iter().any(|(own, _)| own == name)
+}
+
+/// The body with the model's real name in the place of one that means the first, all other bytes as they were.
+///
+/// While no HTTP worker has told its models, the body stays as it is.
+fn name_first<'a>(app: &App, body: &Bytes, found: &mut Peek<'a>) -> Bytes {
+    if !found.model.as_deref().is_some_and(|name| means_first(app, name)) {
+        return body.clone();
+    }
+    let first = app.fleet.names().into_iter().find(|(_, transport)| *transport == Transport::Http);
+    found.model = first.map(|(name, _)| name.into());
+    let Some(name) = &found.model else { return body.clone() };
+    let (before, after) = (&body[..found.model_at.start], &body[found.model_at.end..]);
+    Bytes::from([before, serde_json::json!(name).to_string().as_bytes(), after].concat())
+}
+
+/// Any route that is not ours: relayed if it is a known API's and an HTTP worker may serve it.
 pub(crate) async fn fallback(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     let known = request.method() == Method::POST
+        && paths::may_pass(request.uri().path())
         && app.fleet.workers().iter().any(|worker| worker.transport() == Transport::Http);
     if !known {
         let message = format!("{} {} does not exist here", request.method(), request.uri().path());
@@ -69,7 +91,7 @@ struct Pushback {
 struct Attempts<'a> {
     app: &'a Arc<App>,
     head: &'a Parts,
-    body: &'a Bytes,
+    body: Bytes,
     found: Peek<'a>,
     headers: HeaderMap,
     excluded: Vec<WorkerId>,
@@ -77,7 +99,8 @@ struct Attempts<'a> {
 }
 
 impl<'a> Attempts<'a> {
-    fn new(app: &'a Arc<App>, head: &'a Parts, body: &'a Bytes, found: Peek<'a>) -> Self {
+    fn new(app: &'a Arc<App>, head: &'a Parts, body: &Bytes, mut found: Peek<'a>) -> Self {
+        let body = name_first(app, body, &mut found);
         let headers = headers::to_worker(&head.headers, &app.options);
         let deadline = app.options.request_timeout.map(|timeout| Instant::now() + timeout);
         Self { app, head, body, found, headers, excluded: Vec::new(), deadline }
@@ -163,9 +186,14 @@ impl<'a> Attempts<'a> {
     fn relay(&self, response: http::Response<ResponseBody>, guard: LoadGuard) -> Response {
         let (mut head, body) = response.into_parts();
         headers::strip_hop_by_hop(&mut head.headers);
+        let stream = is_readable_stream(&head.headers);
+        if stream {
+            // It may end in an event of ours, which no length of the worker's counts.
+            head.headers.remove(header::CONTENT_LENGTH);
+        }
         let limits = Limits { idle: self.app.options.idle_timeout, deadline: self.deadline };
         let upstream = Upstream::new(body, guard, limits, Arc::clone(self.app));
-        let body = match is_readable_stream(&head.headers) {
+        let body = match stream {
             true => Body::new(Events::new(upstream, Family::of(self.head.uri.path()))),
             false => Body::new(Plain::new(upstream)),
         };

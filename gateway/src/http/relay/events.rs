@@ -10,6 +10,7 @@ use branchline_core::{Error, ErrorCode};
 use branchline_protocol::ErrorBody;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
+use memchr::memmem;
 
 use super::body::Upstream;
 use super::scan::{Family, Scan};
@@ -29,6 +30,8 @@ pub(super) struct Events {
     /// What an open family needs to be complete has been seen.
     complete: bool,
     ended: bool,
+    /// The worker has told of a failure itself.
+    failed: bool,
 }
 
 impl Events {
@@ -41,6 +44,7 @@ impl Events {
             split: false,
             complete: family == Family::Open,
             ended: false,
+            failed: false,
         }
     }
 
@@ -72,6 +76,7 @@ impl Events {
         if !found.last {
             self.held.extend_from_slice(&chunk[found.whole..]);
         }
+        self.failed = self.failed || tells_failure(&passing);
         Some(passing)
     }
 
@@ -79,6 +84,9 @@ impl Events {
     fn break_off(&mut self, error: &Error) -> Bytes {
         self.ended = true;
         self.held.clear();
+        if self.failed && !self.split {
+            return Bytes::new();
+        }
         self.upstream.count_error(error.code);
         let mut out = BytesMut::new();
         if self.split {
@@ -119,6 +127,9 @@ impl Body for Events {
                     self.break_off(&Error::new(ErrorCode::UpstreamFailed, message))
                 }
             };
+            if last.is_empty() {
+                return Poll::Ready(None);
+            }
             return Poll::Ready(Some(Ok(Frame::data(last))));
         }
     }
@@ -126,6 +137,20 @@ impl Body for Events {
     fn is_end_stream(&self) -> bool {
         self.ended
     }
+}
+
+/// Whether one of these whole events is a JSON object with an `error`.
+fn tells_failure(events: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Failure {
+        error: Option<serde::de::IgnoredAny>,
+    }
+    // Inside a payload's text the quotes would be escaped, so that most streams are never parsed.
+    memmem::find(events, b"\"error\"").is_some()
+        && events
+            .split(|byte| matches!(byte, b'\n' | b'\r'))
+            .filter_map(|line| line.strip_prefix(b"data:"))
+            .any(|data| serde_json::from_slice::<Failure>(data).is_ok_and(|failure| failure.error.is_some()))
 }
 
 /// One event that says, in the family's own form, that the stream failed.

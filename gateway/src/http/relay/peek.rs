@@ -4,6 +4,7 @@
 //! A body that is not a JSON object yields nothing.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use memchr::memchr2;
 
@@ -12,6 +13,8 @@ use memchr::memchr2;
 pub(super) struct Peek<'a> {
     /// `model`, if it is a string.
     pub(super) model: Option<Cow<'a, str>>,
+    /// Where the value of `model` stands in the body.
+    pub(super) model_at: Range<usize>,
     /// `rid`, if it is a string.
     pub(super) rid: Option<Cow<'a, str>>,
     /// The prompt as it stands in the body: the value of `prompt`, `messages`, `text`, `input_ids` or `input`.
@@ -23,8 +26,11 @@ pub(super) fn peek(body: &[u8]) -> Peek<'_> {
     let mut found = Peek::default();
     let mut cursor = Cursor { bytes: body, at: 0 };
     // A malformed rest leaves what was found before it.
-    let _ = cursor.members(|key, value| match key {
-        b"model" => found.model = string(value),
+    let _ = cursor.members(|key, value, at| match key {
+        b"model" => {
+            found.model = string(value);
+            found.model_at = at..at + value.len();
+        }
         b"rid" => found.rid = string(value),
         b"prompt" | b"messages" | b"text" | b"input_ids" | b"input" => found.text = value,
         _ => {}
@@ -46,8 +52,8 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Calls `visit` with each key (without quotes, escapes as they are) and its value's bytes.
-    fn members(&mut self, mut visit: impl FnMut(&'a [u8], &'a [u8])) -> Option<()> {
+    /// Calls `visit` with each key (without quotes, escapes as they are), its value's bytes and their place.
+    fn members(&mut self, mut visit: impl FnMut(&'a [u8], &'a [u8], usize)) -> Option<()> {
         self.expect(b'{')?;
         loop {
             self.blank();
@@ -58,7 +64,7 @@ impl<'a> Cursor<'a> {
             self.blank();
             let start = self.at;
             self.value()?;
-            visit(key, &self.bytes[start..self.at]);
+            visit(key, &self.bytes[start..self.at], start);
             self.expect(b',')?;
         }
     }
@@ -182,6 +188,8 @@ mod tests {
             let text = if pretty { serde_json::to_string_pretty(&document) } else { serde_json::to_string(&document) }.expect("a value");
             let found = peek(text.as_bytes());
             prop_assert_eq!(found.model.as_deref(), document["model"].as_str());
+            let model: Value = serde_json::from_slice(&text.as_bytes()[found.model_at.clone()]).expect("a value");
+            prop_assert_eq!(&model, &document["model"]);
             let text: Value = serde_json::from_slice(found.text).expect("a span of a value");
             prop_assert_eq!(&text, &document["prompt"]);
         }
