@@ -67,7 +67,7 @@ fn drop_unknown(arguments: &[String], layers: &mut Layers) -> Vec<String> {
         let name = flag.split_once('=').map_or(flag, |(name, _)| name);
         dropping = !names.contains(&name);
         match dropping {
-            true => layers.fault(Fault::new(format!("--{name}"), unknown(name))),
+            true => layers.fault(Fault::new(format!("--{name}"), unknown(name, "--"))),
             false => kept.push(argument.clone()),
         }
     }

@@ -51,7 +51,7 @@ impl Layers {
             Some(field) => {
                 self.given.insert(field, Given { place, texts });
             }
-            None => self.faults.push(Fault::new(place, unknown(name))),
+            None => self.faults.push(Fault::new(place, unknown(name, ""))),
         }
     }
 
@@ -159,12 +159,12 @@ fn shape_of(name: &str) -> Option<Shape> {
     TABLE.iter().find(|row| row.field == name).map(|row| row.shape)
 }
 
-/// The refusal of a name that no row has.
-pub(super) fn unknown(name: &str) -> String {
+/// The refusal of a name that no row has; `dashes` stand before names where it was given.
+pub(super) fn unknown(name: &str, dashes: &str) -> String {
     let wanted = name.replace('_', "-").to_ascii_lowercase();
     let names: Vec<String> = TABLE.iter().map(super::table::Row::name).collect();
     match nearest(&wanted, names.iter().map(String::as_str)) {
-        Some(near) => format!("no option has this name; did you mean '{near}'?"),
+        Some(near) => format!("no option has this name; did you mean '{dashes}{near}'?"),
         None => "no option has this name; --help lists all".to_owned(),
     }
 }

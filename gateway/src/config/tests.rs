@@ -92,7 +92,7 @@ fn all_faults_are_reported_at_once_with_their_places_and_remedies() {
         &[("BRANCHLINE_ROUTER_LOG_JSON", "maybe"), ("BRANCHLINE_ROUTER_WORKER_URL", "http://a:1")],
     );
     for part in [
-        "--prot: no option has this name; did you mean 'port'?",
+        "--prot: no option has this name; did you mean '--port'?",
         "--port: 'eighty' is not a port",
         "--policy: 'round-robin' is not one of the choices; did you mean 'round_robin'?",
         "BRANCHLINE_ROUTER_LOG_JSON: 'maybe' is neither true nor false",
