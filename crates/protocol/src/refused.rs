@@ -62,7 +62,12 @@ pub(crate) fn check(fields: &Fields<'_>) -> Result<()> {
     }
     if let Some(format) = fields.object("response_format")? {
         match format.string("type")? {
-            None | Some("text") => {}
+            Some("text") => {}
+            None if fields.map("response_format")?.is_none_or(serde_json::Map::is_empty) => {}
+            None => {
+                let message = "`response_format` has no `type`; leave it out or send {\"type\": \"text\"}";
+                return Err(Error::invalid(fields.path("response_format"), message));
+            }
             Some(other) => {
                 return Err(unimplemented(
                     &fields.path("response_format"),
@@ -109,6 +114,17 @@ mod tests {
         let value = json!({"regex": null, "return_hidden_states": false, "structured_outputs": {},
             "bad_words": [], "response_format": {"type": "text"}});
         assert!(check(&Fields::of(&value, "").unwrap()).is_ok());
+    }
+
+    #[test]
+    fn a_response_format_without_a_type_is_refused_unless_it_is_empty() {
+        for format in [json!({"a": 1}), json!({"type": null})] {
+            let value = json!({"response_format": format});
+            let error = check(&Fields::of(&value, "").unwrap()).expect_err("no type");
+            assert_eq!(error.code, ErrorCode::InvalidArgument);
+            assert_eq!(error.field.as_deref(), Some("response_format"));
+        }
+        assert!(check(&Fields::of(&json!({"response_format": {}}), "").unwrap()).is_ok());
     }
 
     #[test]
