@@ -5,6 +5,7 @@
 //! [`ChatTemplate`] turns messages into text.
 
 mod prefixes;
+mod reach;
 mod special;
 mod stop;
 mod stream;

@@ -11,6 +11,7 @@ use tokenizers::tokenizer::Tokenizer as Inner;
 use tokenizers::{Encoding, Model};
 
 use crate::prefixes::{Cuts, PrefixCache, PrefixCacheStats};
+use crate::reach::reach;
 use crate::vocabulary::Vocabulary;
 
 /// Encoded text kept by default, in bytes.
@@ -31,6 +32,8 @@ pub struct Tokenizer {
     /// What the post-processor puts before and after a text.
     before: Vec<u32>,
     after: Vec<u32>,
+    /// Most bytes of a text that become one token, if that is known.
+    reach: Option<usize>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -74,7 +77,8 @@ impl Tokenizer {
         let (before, after) = surroundings(&inner).map_err(wrong)?;
         let cuts = Cuts::new(inner.get_added_tokens_decoder().into_values());
         let cache = PrefixCache::new(cache_bytes);
-        Ok(Self { inner, vocabulary: Arc::new(vocabulary), cuts, cache, before, after })
+        let reach = reach(&file, &vocabulary);
+        Ok(Self { inner, vocabulary: Arc::new(vocabulary), cuts, cache, before, after, reach })
     }
 
     /// Ids of a text. Text that spells an added token gives that token's id. With `add_special`, also what
@@ -96,6 +100,13 @@ impl Tokenizer {
             ids.extend_from_slice(&self.after);
         }
         Ok(ids)
+    }
+
+    /// Tokens that any text of so many bytes has at least: a bound that costs nothing, unlike encoding. 0 if the
+    /// tokenizer may drop text.
+    #[must_use]
+    pub fn at_least(&self, bytes: usize) -> usize {
+        self.reach.map_or(0, |reach| bytes.div_ceil(reach.max(1)))
     }
 
     /// The text of the ids as the tokenizer's own decoder makes it; ids without an entry give nothing.

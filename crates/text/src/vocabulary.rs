@@ -13,6 +13,8 @@ pub struct Vocabulary {
     /// Where each id's bytes end.
     ends: Vec<u32>,
     special: Vec<bool>,
+    /// Bytes of the longest entry.
+    longest: usize,
 }
 
 impl Vocabulary {
@@ -41,12 +43,13 @@ impl Vocabulary {
         for (id, _, is_special) in added {
             special[*id as usize] = *is_special;
         }
+        let longest = entries.iter().map(Vec::len).max().unwrap_or(0);
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(entries.len()));
         for entry in entries {
             bytes.extend_from_slice(&entry);
             ends.push(bytes.len() as u32);
         }
-        Self { bytes, ends, special }
+        Self { bytes, ends, special, longest }
     }
 
     /// One more than the highest id.
@@ -70,6 +73,23 @@ impl Vocabulary {
         };
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.bytes[start as usize..end as usize]
+    }
+
+    /// Bytes of the longest token.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// Whether each byte has a token that stands for it alone.
+    pub(crate) fn has_all_bytes(&self) -> bool {
+        let mut found = [false; 256];
+        for id in 0..self.ends.len() {
+            if let [byte] = self.bytes(id as u32) {
+                found[usize::from(*byte)] = true;
+            }
+        }
+        found.iter().all(|&found| found)
     }
 
     /// Whether the id is a control token such as an end mark.
