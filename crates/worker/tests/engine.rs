@@ -153,6 +153,7 @@ async fn death_fails_every_live_request_within_a_second_and_a_restart_is_picked_
     for stream in &mut streams {
         let error = next(stream).await.expect("an error").unwrap_err();
         assert_eq!(error.code, ErrorCode::UpstreamFailed, "{error}");
+        assert_eq!(error.message, "the worker died while it answered; try again");
         assert!(next(stream).await.is_none());
     }
     assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
@@ -351,7 +352,9 @@ async fn shutdown_ends_every_task_and_fails_what_lives() {
     let (_engine, fleet, worker) = one().await;
     let mut stream = worker.submit(request("a"), SubmitOptions::default()).unwrap();
     within("shutdown", fleet.shutdown()).await;
-    assert_eq!(next(&mut stream).await.unwrap().unwrap_err().code, ErrorCode::UpstreamFailed);
+    let error = next(&mut stream).await.unwrap().unwrap_err();
+    assert_eq!(error.code, ErrorCode::UpstreamFailed);
+    assert!(error.message.contains("left the fleet"), "{error}");
     assert_eq!(fleet.add("http://127.0.0.1:1").unwrap_err().code, ErrorCode::Unavailable);
 }
 

@@ -229,7 +229,12 @@ impl Session {
         engine.mux.store(None);
         engine.client.store(None);
         engine.report.store(None);
-        mux.close(&error);
+        // Clients learn what happened, not where: the address and the cause are for the log.
+        let told = match cancel.is_cancelled() {
+            true => "the worker left the fleet while it answered; try again",
+            false => "the worker died while it answered; try again",
+        };
+        mux.close(&Error::new(error.code, told));
         shared.router.index.purge(worker.id);
         error
     }

@@ -54,10 +54,9 @@ impl http_body::Body for ResponseBody {
             }
             Some(Err(cause)) => {
                 self.lease = None;
-                Some(Err(Error::new(
-                    ErrorCode::UpstreamFailed,
-                    format!("worker {} broke off its answer: {cause}", self.worker),
-                )))
+                // Clients learn what happened, not where.
+                tracing::warn!(worker = %self.worker, cause = %cause, "the worker broke off its answer");
+                Some(Err(Error::new(ErrorCode::UpstreamFailed, "the worker broke off its answer; try again")))
             }
             None => {
                 self.give_back();

@@ -90,7 +90,9 @@ impl HttpWorker {
         }
         .map_err(|cause| {
             self.suspect.notify_one();
-            let text = format!("worker {} broke off before answering: {cause}", self.name);
+            // Clients learn what happened, not where.
+            tracing::warn!(worker = %self.name, cause = %cause, "the worker broke off before answering");
+            let text = "the worker broke off before answering; try again";
             Error::new(ErrorCode::UpstreamFailed, text)
         })
     }
