@@ -213,6 +213,8 @@ async fn tokenize_and_detokenize_are_inverse_and_models_are_listed() {
 async fn each_bad_request_names_its_field_and_costs_only_itself() {
     let (engine, gateway) = pair().await;
     let long = "x".repeat(2048);
+    // More than the context even in the longest tokens.
+    let hopeless = "x".repeat(30_000);
     let cases: Vec<(&str, String, u16, Value)> = vec![
         ("/v1/chat/completions", "{\"model\": }".into(), 400, Value::Null),
         ("/v1/chat/completions", "[".repeat(100_000), 400, Value::Null),
@@ -231,6 +233,14 @@ async fn each_bad_request_names_its_field_and_costs_only_itself() {
         ("/v1/completions", json!({"prompt": [[258]]}).to_string(), 400, json!("prompt[0][0]")),
         ("/v1/completions", json!({"prompt": ""}).to_string(), 400, json!("prompt")),
         ("/v1/completions", json!({"prompt": long}).to_string(), 400, json!("prompt")),
+        ("/v1/completions", json!({"prompt": hopeless}).to_string(), 400, json!("prompt")),
+        ("/generate", json!({"text": hopeless}).to_string(), 400, json!("text")),
+        (
+            "/v1/chat/completions",
+            chat(json!({"messages": [{"role": "user", "content": hopeless}]})),
+            400,
+            json!("messages"),
+        ),
         ("/generate", json!({"input_ids": [1, 2.5]}).to_string(), 400, json!("input_ids[1]")),
         (
             "/generate",
@@ -251,7 +261,13 @@ async fn each_bad_request_names_its_field_and_costs_only_itself() {
         assert_eq!(answer.status, status, "{shown}: {}", answer.text());
         let error = &answer.json()["error"];
         assert_eq!(error["param"], field, "{shown}: {error}");
-        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()));
+        let message = error["message"].as_str().unwrap_or_default();
+        assert!(!message.is_empty());
+        assert_eq!(
+            message.contains("at least 25"),
+            body.contains(&hopeless),
+            "refused untokenised: {message}"
+        );
         assert!(error["type"].is_string() && error["code"].is_string());
     }
     assert!(engine.submits().is_empty(), "nothing bad reached the engine");
