@@ -81,15 +81,15 @@ impl Vocabulary {
         self.longest
     }
 
-    /// Whether each byte has a token that stands for it alone.
-    pub(crate) fn has_all_bytes(&self) -> bool {
-        let mut found = [false; 256];
+    /// By byte: whether no token stands for it alone.
+    pub(crate) fn missing_bytes(&self) -> [bool; 256] {
+        let mut missing = [true; 256];
         for id in 0..self.ends.len() {
             if let [byte] = self.bytes(id as u32) {
-                found[usize::from(*byte)] = true;
+                missing[usize::from(*byte)] = false;
             }
         }
-        found.iter().all(|&found| found)
+        missing
     }
 
     /// Whether the id is a control token such as an end mark.

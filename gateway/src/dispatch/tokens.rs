@@ -32,7 +32,7 @@ pub async fn encode(
         Prompt::Tokens(tokens) => tokens,
         Prompt::Text(text) => {
             let tokenizer = Arc::clone(&model.tokenizer);
-            refuse_hopeless(&text, tokenizer.at_least(text.len()), limits(model), field)?;
+            refuse_hopeless(&text, tokenizer.at_least(&text), limits(model), field)?;
             offload.run(text.len(), move || tokenizer.encode(&text, add_special)).await?
         }
     };
