@@ -98,7 +98,7 @@ def test_console_script_is_the_binary(environment: Path) -> None:
     script = environment / "branchline-router"
     assert run(script, "--version", LANG="C").stdout == f"branchline-router {VERSION}\n"
     assert "--worker-urls" in run(script, "--help", LANG="C").stdout
-    assert "did you mean 'port'" in run(script, "--prot", "1", code=2, LANG="C").stderr
+    assert "did you mean '--port'" in run(script, "--prot", "1", code=2, LANG="C").stderr
 
 
 def test_console_script_serves_until_a_signal_and_leaves_with_zero(environment: Path) -> None:
