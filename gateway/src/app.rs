@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Options;
-use crate::dispatch::{LiveRequests, Offload};
+use crate::dispatch::{LeaseSigner, LiveRequests, Offload};
 use crate::guard::BodyLimit;
 
 /// The parts of a running gateway.
@@ -29,6 +29,8 @@ pub struct App {
     pub live: Arc<LiveRequests>,
     /// Where tokenising and template rendering run.
     pub offload: Offload,
+    /// Signs and reads lease ids.
+    pub leases: LeaseSigner,
     draining: AtomicBool,
 }
 
@@ -43,12 +45,19 @@ impl App {
         for url in &options.worker_urls {
             fleet.add(url)?;
         }
+        if options.lease_key.is_none() {
+            tracing::info!(
+                "lease-key is not set: lease ids are good at this gateway only, and until it stops"
+            );
+        }
         let tracker = TaskTracker::new();
+        let leases = LeaseSigner::new(options.lease_key.as_ref());
         Ok(Arc::new(Self {
             fleet,
             options,
             metrics,
             live: Arc::default(),
+            leases,
             offload: Offload::new(tracker.clone()),
             tracker,
             stop: CancellationToken::new(),

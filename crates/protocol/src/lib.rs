@@ -6,6 +6,8 @@
 mod document;
 mod error;
 mod fields;
+mod input;
+mod lease;
 mod logprobs;
 pub mod native;
 pub mod openai;
@@ -18,6 +20,8 @@ mod tokenize;
 pub use document::{Document, MAX_DEPTH};
 pub use error::ErrorBody;
 pub use fields::{Bounds, Fields};
+pub use input::PromptInput;
+pub use lease::{LeaseAsk, LeaseNote, MAX_LEASE_MS, lease_ttl};
 pub use logprobs::{LogprobRequest, MAX_TOP, Position, Spelling};
 pub use prompt::{Prompt, Routing};
 pub use sampling::{Dialect, Fit, MAX_N, Sampling};

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::fields::{Fields, as_tokens, wrong};
 use crate::refused::unimplemented;
-use crate::{Limits, MAX_BATCH};
+use crate::{LeaseAsk, Limits, MAX_BATCH};
 
 const MAX_ID_BYTES: usize = 128;
 const MAX_KEY_BYTES: usize = 1024;
@@ -28,6 +28,8 @@ pub struct Routing {
     pub extra_key: Option<String>,
     /// Only 0 is accepted.
     pub priority: Option<i32>,
+    /// A prefix to hold or to hit.
+    pub lease: Option<LeaseAsk>,
 }
 
 impl Routing {
@@ -44,6 +46,7 @@ impl Routing {
             cache_salt: key(fields, "cache_salt")?,
             extra_key: key(fields, "extra_key")?,
             priority: priority.map(|priority| priority as i32),
+            lease: LeaseAsk::read(fields)?,
         })
     }
 }

@@ -31,7 +31,6 @@ const NAMES: &[&str] = &[
     "image_data",
     "input_embeds",
     "json_schema",
-    "lease",
     "logits_processors",
     "lora",
     "lora_path",

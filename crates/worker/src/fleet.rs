@@ -154,6 +154,13 @@ impl Fleet {
         self.workers.load().iter().find(|worker| worker.id == id).cloned()
     }
 
+    /// The ready engine that called itself so when it was attached.
+    pub fn engine(&self, engine_id: &str) -> Option<Arc<Worker>> {
+        let workers = self.workers.load();
+        let is_meant = |worker: &&Arc<Worker>| worker.is_ready() && worker.is_engine(Some(engine_id));
+        workers.iter().find(is_meant).cloned()
+    }
+
     /// Models of engines that have ever been reached, ready ones' first; one for each first name.
     pub fn models(&self) -> Vec<Arc<Model>> {
         let workers = self.workers.load();
@@ -230,6 +237,9 @@ impl Fleet {
         };
         let eligible: Vec<_> =
             serving().filter(|worker| worker.is_ready() && !query.exclude.contains(&worker.id)).collect();
+        if let Some(holder) = eligible.iter().copied().find(|worker| worker.is_engine(query.engine_id)) {
+            return self.shared.router.choose(&[holder], query);
+        }
         if !eligible.is_empty() {
             return self.shared.router.choose(&eligible, query);
         }

@@ -37,6 +37,8 @@ pub struct RouteQuery<'a> {
     pub exclude: &'a [WorkerId],
     /// Only workers of this kind; absent for any.
     pub transport: Option<Transport>,
+    /// The engine to prefer to all others, by what it called itself: it holds a lease of the request.
+    pub engine_id: Option<&'a str>,
 }
 
 /// A chosen worker.

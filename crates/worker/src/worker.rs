@@ -149,6 +149,10 @@ impl Worker {
         }
     }
 
+    pub(crate) fn is_engine(&self, engine_id: Option<&str>) -> bool {
+        engine_id.is_some_and(|wanted| self.engine_id().is_some_and(|own| *own == wanted))
+    }
+
     fn engine(&self) -> Result<&Engine> {
         match &self.client {
             Client::Grpc(engine) => Ok(engine),
@@ -184,6 +188,37 @@ impl Worker {
     /// Drops every cached page that no request holds.
     pub async fn flush_cache(&self) -> Result<proto::FlushCacheResponse> {
         self.engine()?.flush_cache().await
+    }
+
+    /// What the engine called itself when it was attached; changes at each of its starts. `None` while it is away.
+    pub fn engine_id(&self) -> Option<Arc<String>> {
+        match &self.client {
+            Client::Grpc(engine) => engine.engine_id(),
+            Client::Http(_) => None,
+        }
+    }
+
+    /// Lets a lease end at another time.
+    pub async fn renew_lease(&self, request: proto::RenewLeaseRequest) -> Result<proto::RenewLeaseResponse> {
+        self.engine()?.renew_lease(request).await
+    }
+
+    /// Ends a lease; whether it was alive.
+    pub async fn release_lease(&self, request: proto::ReleaseLeaseRequest) -> Result<bool> {
+        self.engine()?.release_lease(request).await
+    }
+
+    /// Scores continuations of a prefix. Dropping the future ends the work.
+    pub async fn score(&self, request: proto::ScoreRequest) -> Result<proto::ScoreResponse> {
+        self.engine()?.score(request).await
+    }
+
+    /// Some nodes of the radix tree.
+    pub async fn cache_tree(
+        &self,
+        request: proto::GetCacheTreeRequest,
+    ) -> Result<proto::GetCacheTreeResponse> {
+        self.engine()?.cache_tree(request).await
     }
 
     /// Load, asked now.

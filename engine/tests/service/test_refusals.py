@@ -71,7 +71,11 @@ CASES: dict[str, tuple[pb.GenerateRequest, grpc.StatusCode, str, str]] = {
         with_fields(cache_namespace=pb.CacheNamespace(adapter="")), LATER, "cache_namespace.adapter", "adapter",
     ),
     "resume": (with_fields(resume=pb.Resume()), LATER, "resume", "resume"),
-    "lease": (with_fields(lease=pb.Lease(lease_id="a")), LATER, "lease", "lease"),
+    "lease of neither kind": (with_fields(lease=pb.Lease(tenant="t")), WRONG, "lease", "either lease_id or"),
+    "lease of both kinds": (with_fields(lease=pb.Lease(lease_id="a", acquire_ttl_ms=5)), WRONG, "lease", "either"),
+    "lease on an answer": (
+        with_fields(lease=pb.Lease(acquire_ttl_ms=5)), WRONG, "lease.acquire_ttl_ms", "set max_tokens to 0",
+    ),
     "grammar": (with_fields(grammar=pb.Grammar(regex="a+")), LATER, "grammar", "grammar"),
     "draft": (with_fields(draft=pb.Draft(token_ids=[1])), LATER, "draft", "draft"),
     "disaggregation": (with_fields(disaggregation=pb.Disaggregation()), LATER, "disaggregation", "disaggregation"),

@@ -92,6 +92,8 @@ table! {
     insecure: bool = "false", since "0.1.0";
     #[doc = " Token sent to workers, as `Authorization: Bearer`."]
     worker_token: Option<Secret> = "", since "0.1.0" secret;
+    #[doc = " Key that signs lease ids; gateways with the same one accept each other's. Without it one is drawn at each start, and ids are good at that gateway until it stops."]
+    lease_key: Option<Secret> = "", since "0.2.0" secret;
     #[doc = " Largest request body."]
     max_payload_size: Size = "64MiB", since "0.1.0";
     #[doc = " Connections served at once; more wait in the listen queue."]

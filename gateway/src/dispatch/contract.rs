@@ -5,7 +5,7 @@ use std::sync::Arc;
 use branchline_protocol::{LogprobRequest, Routing, Sampling};
 use branchline_worker::{CacheKey, Model, proto};
 
-use super::LiveGuard;
+use super::{JobLease, LiveGuard};
 
 /// One prompt, ready to run.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub struct Job {
     pub logprobs: Option<LogprobRequest>,
     /// Cache separation and class.
     pub routing: Routing,
+    /// Its lease, checked.
+    pub lease: Option<JobLease>,
     /// The client's W3C trace context, if any.
     pub traceparent: String,
 }
@@ -58,6 +60,7 @@ impl Job {
             }),
             priority: routing.priority,
             traceparent: self.traceparent.clone(),
+            lease: self.lease.as_ref().map(JobLease::to_proto),
             ..proto::GenerateRequest::default()
         }
     }

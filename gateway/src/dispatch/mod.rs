@@ -5,6 +5,7 @@
 
 mod batch;
 mod contract;
+mod lease;
 mod live;
 mod observe;
 mod offload;
@@ -15,9 +16,10 @@ mod tokens;
 pub use batch::{Batch, Item};
 pub use branchline_worker::Model;
 pub use contract::Job;
+pub use lease::{JobLease, LeaseName, LeaseSigner, LeaseWant, read_lease};
 pub use live::{LiveGuard, LiveRequests};
 pub use observe::failed;
 pub use offload::Offload;
-pub use piece::{End, Piece, PromptFound};
+pub use piece::{End, LeaseFound, Piece, PromptFound};
 pub use running::{Running, start};
 pub use tokens::{encode, limits, render};

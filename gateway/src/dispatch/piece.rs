@@ -1,9 +1,11 @@
 //! What one delta of the contract says, in the words of the API families.
 
 use branchline_core::{Error, ErrorCode, Result};
-use branchline_protocol::Position;
 use branchline_protocol::openai::{FinishReason, Matched};
+use branchline_protocol::{LeaseNote, Position};
 use branchline_worker::proto;
+
+use super::LeaseName;
 
 /// News of one sequence.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -20,6 +22,8 @@ pub struct Piece {
     pub input: Vec<Position>,
     /// With the request's first piece.
     pub prompt: Option<PromptFound>,
+    /// Once a request that has a lease.
+    pub lease: Option<LeaseFound>,
     /// With the sequence's last piece.
     pub end: Option<End>,
 }
@@ -31,6 +35,52 @@ pub struct PromptFound {
     pub tokens: u32,
     /// Tokens found in the cache.
     pub cached: u32,
+}
+
+/// What became of a request's lease.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LeaseFound {
+    /// `held`, `lost` or `unmatched`.
+    pub state: &'static str,
+    /// The engine's names of the lease, if it was acquired.
+    pub name: Option<LeaseName>,
+    /// Its signed id; filled in by whoever knows the owner.
+    pub id: Option<String>,
+    /// Tokens held.
+    pub tokens: u32,
+    /// Pages held.
+    pub pages: u32,
+    /// Time until it runs out.
+    pub ttl_ms: u64,
+}
+
+impl LeaseFound {
+    fn read(report: proto::LeaseReport) -> Result<Self> {
+        let state = match report.state() {
+            proto::LeaseState::Held => "held",
+            proto::LeaseState::Lost => "lost",
+            proto::LeaseState::Unmatched => "unmatched",
+            proto::LeaseState::Unspecified => return Err(nonsense("a lease has no state")),
+        };
+        let Some(grant) = report.grant else { return Ok(Self { state, ..Self::default() }) };
+        Ok(Self {
+            state,
+            name: Some(LeaseName { engine_id: grant.engine_id, lease_id: grant.lease_id }),
+            id: None,
+            tokens: grant.tokens,
+            pages: grant.pages,
+            ttl_ms: grant.ttl_ms,
+        })
+    }
+
+    /// As answers tell it.
+    pub fn note(&self) -> LeaseNote {
+        LeaseNote {
+            lease: self.state,
+            lease_id: self.id.clone(),
+            lease_tokens: self.id.is_some().then_some(self.tokens),
+        }
+    }
 }
 
 /// The end of a sequence.
@@ -68,6 +118,7 @@ impl Piece {
             prompt: delta
                 .prompt
                 .map(|prompt| PromptFound { tokens: prompt.prompt_tokens, cached: prompt.cached_tokens }),
+            lease: delta.lease.map(LeaseFound::read).transpose()?,
             end: delta.finish.map(end).transpose()?,
         })
     }
@@ -150,6 +201,7 @@ mod tests {
         let deltas = [
             proto::SequenceDelta { input_logprobs: Some(short), ..Default::default() },
             proto::SequenceDelta { logprobs: Some(columns()), ..Default::default() },
+            proto::SequenceDelta { lease: Some(proto::LeaseReport::default()), ..Default::default() },
             proto::SequenceDelta { finish: Some(proto::Finish::default()), ..Default::default() },
         ];
         for delta in deltas {

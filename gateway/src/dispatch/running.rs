@@ -15,7 +15,7 @@ use tokio::time::Sleep;
 
 use super::observe::Observer;
 use super::piece::nonsense;
-use super::{Job, Piece};
+use super::{Job, JobLease, Piece};
 use crate::app::App;
 
 /// Attempts of one job, the first included.
@@ -51,7 +51,7 @@ pub fn start(app: &Arc<App>, job: Job, arrived: Instant) -> Result<Running> {
     let stream = loop {
         match attempt(app, &job, &observer, &mut tried, arrived) {
             Ok(stream) => break stream,
-            Err(error) if is_movable(&error) && (1..ATTEMPTS).contains(&tried.len()) => {
+            Err(error) if may_move(app, &job, &error) && (1..ATTEMPTS).contains(&tried.len()) => {
                 observer.retried(&error)
             }
             Err(error) => return Err(with_wait(error)),
@@ -87,6 +87,7 @@ fn attempt(
         namespace: job.cache_key(),
         exclude: tried,
         transport: Some(Transport::Grpc),
+        engine_id: job.lease.as_ref().and_then(JobLease::engine_id),
         ..RouteQuery::default()
     };
     let choice = app.fleet.choose(Some(&job.model.name), &query)?;
@@ -98,6 +99,16 @@ fn attempt(
         job.request(),
         SubmitOptions { deadline, guard: Some(choice.guard), ..SubmitOptions::default() },
     )
+}
+
+/// Whether the job may be tried elsewhere. While its lease's worker lives, a full queue there is waited for: what the
+/// lease promises is only to be had there.
+fn may_move(app: &App, job: &Job, error: &Error) -> bool {
+    let pinned = || {
+        let engine = job.lease.as_ref().and_then(JobLease::engine_id);
+        engine.is_some_and(|engine| app.fleet.engine(engine).is_some())
+    };
+    is_movable(error) && !(error.code == ErrorCode::ResourceExhausted && pinned())
 }
 
 /// Whether another worker may do better; what is wrong with the request itself is wrong everywhere.
@@ -118,7 +129,12 @@ impl Running {
         &self.job
     }
 
-    fn accept(&mut self, piece: &Piece) {
+    fn accept(&mut self, piece: &mut Piece) {
+        if let (Some(found), Some(lease)) = (&mut piece.lease, &self.job.lease)
+            && let Some(name) = &found.name
+        {
+            found.id = Some(self.app.leases.sign(name, &lease.tenant));
+        }
         self.begun = true;
         self.silence = None;
         if let Some(found) = piece.prompt {
@@ -134,7 +150,7 @@ impl Running {
     /// Tries elsewhere, or gives up with the error that the client shall see.
     fn fail(&mut self, error: Error) -> Result<()> {
         self.silence = None;
-        if self.begun || !is_movable(&error) || self.tried.len() >= ATTEMPTS {
+        if self.begun || !may_move(&self.app, &self.job, &error) || self.tried.len() >= ATTEMPTS {
             self.over = true;
             return Err(if self.begun { error } else { with_wait(error) });
         }
@@ -178,8 +194,8 @@ impl Stream for Running {
                     Ok(piece) if piece.index >= this.job.sampling.sequences() => {
                         nonsense("a sequence was not asked for")
                     }
-                    Ok(piece) => {
-                        this.accept(&piece);
+                    Ok(mut piece) => {
+                        this.accept(&mut piece);
                         return Poll::Ready(Some(Ok(piece)));
                     }
                     Err(error) => error,

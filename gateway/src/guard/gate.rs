@@ -16,7 +16,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tower::Service;
 
 use super::routes::{Access, Route, route_of};
-use super::{Keys, origin};
+use super::{KeyHash, Keys, origin};
 use crate::http::refuse;
 
 /// What the gate needs to know.
@@ -42,12 +42,13 @@ impl<S> Gate<S> {
 }
 
 impl Rules {
-    fn check<B>(&self, request: &Request<B>, access: Access) -> Result<()> {
+    /// The key that let the request in, if one was needed.
+    fn check<B>(&self, request: &Request<B>, access: Access) -> Result<Option<KeyHash>> {
         if access == Access::Open {
-            return Ok(());
+            return Ok(None);
         }
-        let keyed = self.keys.required() && self.keys.accept(request.headers());
-        if self.keys.required() && !keyed {
+        let key = if self.keys.required() { self.keys.accept(request.headers()) } else { None };
+        if self.keys.required() && key.is_none() {
             let message =
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'";
             return Err(Error::new(ErrorCode::Unauthenticated, message));
@@ -55,10 +56,11 @@ impl Rules {
         match access {
             Access::Admin => {
                 let authority = request.uri().authority().map(http::uri::Authority::as_str);
-                origin::check(request.headers(), authority, &self.host, keyed)
+                origin::check(request.headers(), authority, &self.host, key.is_some())?;
             }
-            Access::Open | Access::Client => Ok(()),
+            Access::Open | Access::Client => {}
         }
+        Ok(key)
     }
 }
 
@@ -77,11 +79,13 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let route = route_of(request.uri().path());
         let tally = Tally::start(Arc::clone(&self.rules.metrics), route);
-        if let Err(error) = self.rules.check(&request, route.access) {
-            return Box::pin(std::future::ready(Ok(tally.attach(refuse(&error)))));
+        match self.rules.check(&request, route.access) {
+            Ok(Some(key)) => drop(request.extensions_mut().insert(key)),
+            Ok(None) => {}
+            Err(error) => return Box::pin(std::future::ready(Ok(tally.attach(refuse(&error))))),
         }
         let answer = self.inner.call(request.map(Body::new));
         Box::pin(async move {

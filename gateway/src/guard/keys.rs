@@ -9,6 +9,18 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::config::{Secret, Value as _};
 
+/// SHA-256 of the key that a request came with. In the request's extensions; absent where nobody needs a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyHash([u8; 32]);
+
+impl KeyHash {
+    /// The owner's name for workers: tells keys apart and gives none away.
+    pub fn tenant(&self) -> String {
+        let digest = Sha256::new().chain_update(b"branchline tenant\0").chain_update(self.0).finalize();
+        digest[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 /// The keys that clients may use. None at all means that nobody needs one.
 #[derive(Debug, Clone, Default)]
 pub struct Keys {
@@ -26,19 +38,19 @@ impl Keys {
         !self.hashes.is_empty()
     }
 
-    /// Whether the headers carry a key of ours, as `Authorization: Bearer` or `x-api-key`.
-    pub fn accept(&self, headers: &HeaderMap) -> bool {
+    /// The key of ours that the headers carry, as `Authorization: Bearer` or `x-api-key`: its hash.
+    pub fn accept(&self, headers: &HeaderMap) -> Option<KeyHash> {
         let bearer = headers.get(AUTHORIZATION).and_then(|value| bearer_token(value.as_bytes()));
         let plain = headers.get("x-api-key").map(http::HeaderValue::as_bytes);
-        [bearer, plain].into_iter().flatten().any(|key| self.knows(key))
+        [bearer, plain].into_iter().flatten().find_map(|key| self.knows(key))
     }
 
     /// Looks at every hash whatever the outcome, so that time tells nothing.
-    fn knows(&self, key: &[u8]) -> bool {
-        let hash = Sha256::digest(key);
+    fn knows(&self, key: &[u8]) -> Option<KeyHash> {
+        let hash: [u8; 32] = Sha256::digest(key).into();
         let found =
             self.hashes.iter().fold(Choice::from(0), |found, known| found | known[..].ct_eq(&hash[..]));
-        found.into()
+        bool::from(found).then_some(KeyHash(hash))
     }
 }
 
@@ -85,7 +97,7 @@ mod tests {
             ("x-api-key", "one"),
             ("x-api-key", "two"),
         ] {
-            assert!(keys.accept(&headers(name, value)), "{name}: {value}");
+            assert!(keys.accept(&headers(name, value)).is_some(), "{name}: {value}");
         }
     }
 
@@ -101,8 +113,16 @@ mod tests {
             ("x-api-key", ""),
             ("cookie", "one"),
         ] {
-            assert!(!keys.accept(&headers(name, value)), "{name}: {value}");
+            assert_eq!(keys.accept(&headers(name, value)), None, "{name}: {value}");
         }
+    }
+
+    #[test]
+    fn a_tenant_is_its_keys_own_and_the_same_in_either_header() {
+        let keys = Keys::new(&[Secret::from("one".to_owned()), Secret::from("two".to_owned())]);
+        let tenant = |name, value| keys.accept(&headers(name, value)).map(|key| key.tenant());
+        assert_eq!(tenant("x-api-key", "one"), tenant("authorization", "Bearer one"));
+        assert_ne!(tenant("x-api-key", "one"), tenant("x-api-key", "two"));
     }
 
     #[test]
@@ -111,8 +131,8 @@ mod tests {
         let path = folder.path().join("keys");
         std::fs::write(&path, "# ops\nalpha\n\n beta \n").expect("written");
         let keys = Keys::new(&read_keys(&path).expect("two keys"));
-        assert!(keys.accept(&headers("x-api-key", "beta")));
-        assert!(!keys.accept(&headers("x-api-key", "# ops")));
+        assert!(keys.accept(&headers("x-api-key", "beta")).is_some());
+        assert!(keys.accept(&headers("x-api-key", "# ops")).is_none());
         std::fs::write(&path, "# none\n").expect("written");
         assert!(read_keys(&path).expect_err("no key").contains("holds no key"));
         assert!(read_keys(&folder.path().join("absent")).is_err());

@@ -12,5 +12,5 @@ mod routes;
 pub use body::{BodyLimit, read_body};
 pub use exposure::{check_exposure, is_loopback};
 pub use gate::Gate;
-pub use keys::{Keys, read_keys};
+pub use keys::{KeyHash, Keys, read_keys};
 pub use routes::{Access, Route, route_of};

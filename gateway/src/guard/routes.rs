@@ -25,6 +25,8 @@ const ROUTES: &[Route] = &[
     route("/v1/completions", Access::Client),
     route("/v1/models", Access::Client),
     route("/generate", Access::Client),
+    route("/v1/leases", Access::Client),
+    route("/v1/score", Access::Client),
     route("/v1/tokenize", Access::Client),
     route("/v1/detokenize", Access::Client),
     route("/tokenize", Access::Client),
@@ -41,12 +43,14 @@ const ROUTES: &[Route] = &[
     route("/get_server_info", Access::Admin),
     route("/get_model_info", Access::Admin),
     route("/flush_cache", Access::Admin),
+    route("/cache/tree", Access::Admin),
     route("/abort_request", Access::Admin),
     route("/workers", Access::Admin),
 ];
 
 const WORKER: Route = route("/workers/{id}", Access::Admin);
 const MODEL: Route = route("/v1/models/{id}", Access::Client);
+const LEASE: Route = route("/v1/leases/{id}", Access::Client);
 const OTHER: Route = route("other", Access::Client);
 
 const fn route(label: &'static str, access: Access) -> Route {
@@ -59,6 +63,7 @@ pub fn route_of(path: &str) -> Route {
         Some(route) => *route,
         None if path.starts_with("/workers/") => WORKER,
         None if path.starts_with("/v1/models/") => MODEL,
+        None if path.starts_with("/v1/leases/") => LEASE,
         None => OTHER,
     }
 }
@@ -71,6 +76,7 @@ mod tests {
     fn paths_of_clients_never_become_labels() {
         assert_eq!(route_of("/v1/models").label, "/v1/models");
         assert_eq!(route_of("/workers/w7").label, "/workers/{id}");
+        assert_eq!(route_of("/v1/leases/lease.a.b.c/renew").label, "/v1/leases/{id}");
         assert_eq!(route_of("/v1/models/org/name").label, "/v1/models/{id}");
         for path in ["/v1/model", "/", "", "/v1/models?x", "/%00"] {
             assert_eq!(route_of(path).label, "other", "{path}");

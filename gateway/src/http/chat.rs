@@ -61,6 +61,7 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
         model: &head.model,
         system_fingerprint: &head.fingerprint,
         usage: gathered.usage(),
+        lease: gathered.lease(),
         choices: (0u32..)
             .zip(gathered.sequences)
             .map(|(index, one)| choice(index, one, spell.as_ref()))
@@ -92,7 +93,7 @@ struct Chat {
 }
 
 impl Chat {
-    fn chunk(&self, choices: &[ChunkChoice], with_usage: bool, out: &mut Out) -> Result<()> {
+    fn chunk(&mut self, choices: &[ChunkChoice], with_usage: bool, out: &mut Out) -> Result<()> {
         out.json(&ChatChunk {
             id: &self.head.id,
             object: "chat.completion.chunk",
@@ -101,6 +102,7 @@ impl Chat {
             system_fingerprint: &self.head.fingerprint,
             choices,
             usage: (with_usage || self.delivery.continuous_usage).then(|| self.gathered.usage()),
+            lease: self.gathered.lease_news(),
         })
     }
 }

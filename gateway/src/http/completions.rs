@@ -47,6 +47,7 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
     }
     let gathered = gather(jobs).await?;
     let usage = gathered.usage();
+    let lease = gathered.lease();
     let choices = voice.choices(gathered);
     let answer = CompletionAnswer {
         id: &voice.head.id,
@@ -56,6 +57,7 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
         system_fingerprint: &voice.head.fingerprint,
         choices,
         usage,
+        lease,
     };
     Ok(json(StatusCode::OK, &answer))
 }
@@ -145,7 +147,7 @@ impl Completion {
     }
 
     fn choices(&self, gathered: Gathered) -> Vec<CompletionChoice> {
-        let Gathered { prompts, sequences } = gathered;
+        let Gathered { prompts, sequences, .. } = gathered;
         (0u32..)
             .zip(sequences)
             .map(|(index, sequence)| {
@@ -160,7 +162,7 @@ impl Completion {
             .collect()
     }
 
-    fn chunk(&self, choices: &[CompletionChoice], with_usage: bool, out: &mut Out) -> Result<()> {
+    fn chunk(&mut self, choices: &[CompletionChoice], with_usage: bool, out: &mut Out) -> Result<()> {
         out.json(&ChatChunk {
             id: &self.head.id,
             object: "text_completion",
@@ -169,6 +171,7 @@ impl Completion {
             system_fingerprint: &self.head.fingerprint,
             choices,
             usage: (with_usage || self.delivery.continuous_usage).then(|| self.gathered.usage()),
+            lease: self.gathered.lease_news(),
         })
     }
 }

@@ -1,17 +1,19 @@
 //! A whole answer, put together from its pieces; streams keep the same state to know what they have sent.
 
 use branchline_core::Result;
-use branchline_protocol::Position;
 use branchline_protocol::openai::Usage;
+use branchline_protocol::{LeaseNote, Position};
 use futures_util::StreamExt as _;
 
-use crate::dispatch::{Batch, End, Item, Running};
+use crate::dispatch::{Batch, End, Item, LeaseFound, Running};
 
 /// One prompt so far.
 #[derive(Debug, Default)]
 pub(super) struct Prompted {
     pub(super) tokens: u64,
     pub(super) cached: u64,
+    /// Its lease, if it has one.
+    pub(super) lease: Option<LeaseFound>,
     /// Its logprobs, if asked for.
     pub(super) input: Vec<Position>,
 }
@@ -31,6 +33,8 @@ pub(super) struct Sequence {
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
     pub(super) prompts: Vec<Prompted>,
+    /// Whether a stream has told of its lease.
+    lease_told: bool,
     pub(super) sequences: Vec<Sequence>,
 }
 
@@ -54,6 +58,9 @@ impl Gathered {
         if let Some(found) = item.piece.prompt {
             prompt.cached = found.cached.into();
         }
+        if item.piece.lease.is_some() {
+            prompt.lease.clone_from(&item.piece.lease);
+        }
         prompt.input.extend_from_slice(&item.piece.input);
         let sequence = &mut self.sequences[item.sequence];
         sequence.completion_tokens += item.piece.token_ids.len() as u64;
@@ -70,6 +77,20 @@ impl Gathered {
         sequence.text.push_str(&item.piece.text);
         sequence.ids.append(&mut item.piece.token_ids);
         sequence.logprobs.append(&mut item.piece.logprobs);
+    }
+
+    /// What became of the request's lease: of several prompts the first that did not find it, else the first.
+    pub(super) fn lease(&self) -> Option<LeaseNote> {
+        let known = || self.prompts.iter().filter_map(|prompt| prompt.lease.as_ref());
+        let lost = known().find(|lease| lease.state != "held");
+        lost.or_else(|| known().next()).map(LeaseFound::note)
+    }
+
+    /// The same for a stream: once.
+    pub(super) fn lease_news(&mut self) -> Option<LeaseNote> {
+        let news = if self.lease_told { None } else { self.lease() };
+        self.lease_told |= news.is_some();
+        news
     }
 
     /// Tokens of all prompts, each counted once, and all sequences.

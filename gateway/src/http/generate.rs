@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
 use branchline_core::Result;
+use branchline_protocol::LeaseNote;
 use branchline_protocol::native::{Finish, GenerateAnswer, GenerateRequest, Meta, MetaLogprobs};
 use branchline_protocol::openai::FinishReason;
 use futures_util::StreamExt as _;
@@ -86,6 +87,8 @@ struct Native {
     logprobs: Vec<Option<MetaLogprobs>>,
     /// Prompt positions that each sequence has written.
     written: Vec<usize>,
+    /// What became of each job's lease.
+    leases: Vec<Option<LeaseNote>>,
     spell: Spell,
     weight_version: String,
     arrived: Instant,
@@ -101,6 +104,7 @@ impl Native {
         Self {
             ids: jobs.iter().map(|running| running.job().live.id().as_str().to_owned()).collect(),
             logprobs: gathered.sequences.iter().map(lists).collect(),
+            leases: vec![None; jobs.len()],
             written: vec![0; gathered.sequences.len()],
             gathered,
             spell: Spell(Arc::clone(intake.model.tokenizer.vocabulary())),
@@ -112,6 +116,9 @@ impl Native {
     fn add(&mut self, mut item: Item) {
         let (job, sequence) = (item.job, item.sequence);
         let output = std::mem::take(&mut item.piece.logprobs);
+        if let Some(lease) = &item.piece.lease {
+            self.leases[job] = Some(lease.note());
+        }
         self.gathered.add(item);
         if let Some(lists) = &mut self.logprobs[sequence] {
             // Prompt positions are told once a request; every sequence lists them.
@@ -137,6 +144,7 @@ impl Native {
                 e2e_latency: self.arrived.elapsed().as_secs_f64(),
                 num_retractions: state.end.as_ref().map_or(0, |end| end.retractions),
                 weight_version: &self.weight_version,
+                lease: self.leases[state.job].as_ref(),
                 logprobs: self.logprobs[sequence].as_ref(),
             },
             index,

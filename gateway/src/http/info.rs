@@ -29,6 +29,10 @@ struct CacheReport {
     hits: u64,
     evicted_pages: u64,
     retractions: u64,
+    /// Of the protected pages, those that leases hold.
+    pages_leased: u64,
+    leases: u64,
+    lease_budget_pages: u64,
     /// Cached tokens among prompt tokens, 0 to 1.
     hit_rate: f64,
 }
@@ -46,6 +50,9 @@ impl CacheReport {
         self.hits += stats.hits;
         self.evicted_pages += stats.evicted_pages;
         self.retractions += stats.retractions;
+        self.pages_leased += stats.pages_leased;
+        self.leases += u64::from(stats.leases);
+        self.lease_budget_pages += stats.lease_budget_pages;
         self.hit_rate = match self.prompt_tokens {
             0 => 0.0,
             prompt => self.cached_tokens as f64 / prompt as f64,

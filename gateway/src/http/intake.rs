@@ -5,16 +5,16 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::response::Response;
-use branchline_core::{RequestId, Result};
-use branchline_protocol::{Document, Fields, Limits, LogprobRequest, Routing, Sampling};
-use http::Request;
+use branchline_core::{Error, ErrorCode, RequestId, Result};
+use branchline_protocol::{Document, Fields, LeaseAsk, Limits, LogprobRequest, Routing, Sampling};
 use http::request::Parts;
+use http::{Extensions, Request};
 
 use super::answer::refuse;
 use super::relay;
 use crate::app::App;
-use crate::dispatch::{self, Job, LiveGuard, Model, Running};
-use crate::guard::read_body;
+use crate::dispatch::{self, Job, JobLease, LeaseWant, LiveGuard, Model, Running};
+use crate::guard::{KeyHash, read_body};
 
 /// A request for an engine.
 pub(super) struct Intake {
@@ -27,6 +27,8 @@ pub(super) struct Intake {
     /// Bytes of the body: bounds the cost of text work.
     pub(super) bytes: usize,
     traceparent: String,
+    /// Whose leases it may take and hit.
+    tenant: String,
 }
 
 /// What became of a request at the door.
@@ -64,6 +66,7 @@ pub(super) async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken
         arrived,
         bytes: body.len(),
         traceparent: traceparent(&head),
+        tenant: tenant_of(&head.extensions),
     })))
 }
 
@@ -91,6 +94,11 @@ fn unknown(app: &App, name: Option<&str>) -> branchline_core::Error {
             branchline_core::Error::internal(format!("a {transport} worker serves the model unseen"))
         }
     }
+}
+
+/// Who sent a request, as workers know it: empty where nobody needs a key.
+pub(super) fn tenant_of(extensions: &Extensions) -> String {
+    extensions.get::<KeyHash>().map(KeyHash::tenant).unwrap_or_default()
 }
 
 fn traceparent(head: &Parts) -> String {
@@ -123,6 +131,7 @@ impl Intake {
         (sampling, logprobs): (Sampling, Option<LogprobRequest>),
         routing: Routing,
     ) -> Result<Running> {
+        let lease = self.lease(&routing, sampling.max_tokens)?;
         let job = Job {
             model: Arc::clone(&self.model),
             live,
@@ -130,9 +139,31 @@ impl Intake {
             sampling,
             logprobs,
             routing,
+            lease,
             traceparent: self.traceparent.clone(),
         };
         dispatch::start(&self.app, job, self.arrived)
+    }
+
+    /// The request's lease, once its id has been read.
+    pub(super) fn lease(&self, routing: &Routing, max_tokens: Option<u32>) -> Result<Option<JobLease>> {
+        let want = match &routing.lease {
+            None => return Ok(None),
+            Some(LeaseAsk::Take { .. }) if max_tokens != Some(0) => {
+                let message = "`lease.ttl_ms` holds a planted prefix: set the limit of new tokens to 0, or hold \
+                               the prefix first and name the lease by `lease.id`";
+                return Err(Error::invalid("lease.ttl_ms", message));
+            }
+            Some(LeaseAsk::Take { ttl_ms }) => LeaseWant::Take(*ttl_ms),
+            Some(LeaseAsk::Hit { id }) => LeaseWant::Hit(dispatch::read_lease(
+                &self.app.leases,
+                id,
+                &self.tenant,
+                ErrorCode::InvalidArgument,
+                "lease.id",
+            )?),
+        };
+        Ok(Some(JobLease { tenant: self.tenant.clone(), want }))
     }
 
     /// The head of the answer.

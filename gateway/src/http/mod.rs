@@ -9,6 +9,7 @@ mod gather;
 mod generate;
 mod info;
 mod intake;
+mod leases;
 mod models;
 pub(crate) mod relay;
 mod spell;
@@ -34,6 +35,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .merge(chat::routes())
         .merge(completions::routes())
         .merge(generate::routes())
+        .merge(leases::routes())
         .merge(tokenize::routes())
         .merge(models::routes())
         .method_not_allowed_fallback(wrong_method)

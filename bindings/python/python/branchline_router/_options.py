@@ -38,6 +38,8 @@ class RouterOptions(TypedDict, total=False):
     """Serve on an address other than loopback without keys. Default: false."""
     worker_token: str
     """Token sent to workers, as `Authorization: Bearer`."""
+    lease_key: str
+    """Key that signs lease ids; gateways with the same one accept each other's. Without it one is drawn at each start, and ids are good at that gateway until it stops."""
     max_payload_size: int | str
     """Largest request body. Default: 64MiB."""
     max_connections: int

@@ -2,6 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
+use crate::LeaseNote;
 use crate::logprobs::{Position, Spelling};
 use crate::openai::Matched;
 
@@ -38,6 +39,9 @@ pub struct Meta<'a> {
     pub num_retractions: u32,
     /// Version of the weights.
     pub weight_version: &'a str,
+    /// If the request named or acquired a lease.
+    #[serde(flatten)]
+    pub lease: Option<&'a LeaseNote>,
     /// If asked for.
     #[serde(flatten)]
     pub logprobs: Option<&'a MetaLogprobs>,
@@ -194,6 +198,7 @@ mod tests {
                 e2e_latency: 0.5,
                 num_retractions: 0,
                 weight_version: "v",
+                lease: None,
                 logprobs: Some(&lists),
             },
             index: None,

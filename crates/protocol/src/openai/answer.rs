@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::LeaseNote;
 use crate::openai::{ChatLogprobs, CompletionLogprobs};
 
 /// Why a choice ended.
@@ -75,6 +76,9 @@ pub struct ChatAnswer<'a> {
     pub choices: Vec<ChatChoice>,
     /// Tokens.
     pub usage: Usage,
+    /// If the request named or acquired a lease.
+    #[serde(flatten)]
+    pub lease: Option<LeaseNote>,
 }
 
 /// One choice of a chat answer.
@@ -121,6 +125,9 @@ pub struct ChatChunk<'a, C> {
     /// Only if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// In the first chunk after it is known.
+    #[serde(flatten)]
+    pub lease: Option<LeaseNote>,
 }
 
 /// One choice of a chat chunk.
@@ -167,6 +174,9 @@ pub struct CompletionAnswer<'a> {
     pub choices: Vec<CompletionChoice>,
     /// Tokens.
     pub usage: Usage,
+    /// If the request named or acquired a lease.
+    #[serde(flatten)]
+    pub lease: Option<LeaseNote>,
 }
 
 /// One choice of a completion, whole or in part.

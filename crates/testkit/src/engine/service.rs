@@ -241,6 +241,38 @@ impl Engine for Service {
         Ok(Response::new(UnboundedReceiverStream::new(outbound).boxed()))
     }
 
+    async fn acquire_lease(
+        &self,
+        _: Request<proto::AcquireLeaseRequest>,
+    ) -> Result<Response<proto::AcquireLeaseResponse>, Status> {
+        Err(Status::unimplemented("gateways plant leases over Attach"))
+    }
+
+    async fn renew_lease(
+        &self,
+        _: Request<proto::RenewLeaseRequest>,
+    ) -> Result<Response<proto::RenewLeaseResponse>, Status> {
+        Err(Status::not_found("no lease"))
+    }
+
+    async fn release_lease(
+        &self,
+        _: Request<proto::ReleaseLeaseRequest>,
+    ) -> Result<Response<proto::ReleaseLeaseResponse>, Status> {
+        Ok(Response::new(proto::ReleaseLeaseResponse { released: false }))
+    }
+
+    async fn score(&self, _: Request<proto::ScoreRequest>) -> Result<Response<proto::ScoreResponse>, Status> {
+        Err(Status::unimplemented("nothing to score with"))
+    }
+
+    async fn get_cache_tree(
+        &self,
+        _: Request<proto::GetCacheTreeRequest>,
+    ) -> Result<Response<proto::GetCacheTreeResponse>, Status> {
+        Ok(Response::new(proto::GetCacheTreeResponse::default()))
+    }
+
     async fn flush_cache(
         &self,
         request: Request<proto::FlushCacheRequest>,

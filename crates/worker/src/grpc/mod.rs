@@ -69,6 +69,8 @@ pub(crate) struct Engine {
     client: ArcSwapOption<Client>,
     model: ArcSwapOption<Model>,
     report: ArcSwapOption<proto::GetLoadResponse>,
+    /// As the engine greeted; changes at each of its starts. None while not attached.
+    engine_id: ArcSwapOption<String>,
 }
 
 impl Engine {
@@ -82,6 +84,7 @@ impl Engine {
             client: ArcSwapOption::empty(),
             model: ArcSwapOption::empty(),
             report: ArcSwapOption::empty(),
+            engine_id: ArcSwapOption::empty(),
         })
     }
 
@@ -91,6 +94,10 @@ impl Engine {
 
     pub(crate) fn load_report(&self) -> Option<Arc<proto::GetLoadResponse>> {
         self.report.load_full()
+    }
+
+    pub(crate) fn engine_id(&self) -> Option<Arc<String>> {
+        self.engine_id.load_full()
     }
 
     fn away(&self) -> Error {
@@ -152,6 +159,31 @@ impl Engine {
     pub(crate) async fn flush_cache(&self) -> Result<proto::FlushCacheResponse> {
         self.call("FlushCache", async |mut client| client.flush_cache(proto::FlushCacheRequest {}).await)
             .await
+    }
+
+    pub(crate) async fn renew_lease(
+        &self,
+        request: proto::RenewLeaseRequest,
+    ) -> Result<proto::RenewLeaseResponse> {
+        self.call("RenewLease", async |mut client| client.renew_lease(request).await).await
+    }
+
+    pub(crate) async fn release_lease(&self, request: proto::ReleaseLeaseRequest) -> Result<bool> {
+        Ok(self.call("ReleaseLease", async |mut client| client.release_lease(request).await).await?.released)
+    }
+
+    pub(crate) async fn cache_tree(
+        &self,
+        request: proto::GetCacheTreeRequest,
+    ) -> Result<proto::GetCacheTreeResponse> {
+        self.call("GetCacheTree", async |mut client| client.get_cache_tree(request).await).await
+    }
+
+    /// Waits as long as it takes: the request has its own deadline.
+    pub(crate) async fn score(&self, request: proto::ScoreRequest) -> Result<proto::ScoreResponse> {
+        let client = self.client.load_full().ok_or_else(|| self.away())?;
+        let answer = (*client).clone().score(request).await;
+        answer.map(Response::into_inner).map_err(|status| error_from_status(&self.url, "Score", &status))
     }
 
     pub(crate) async fn load(&self) -> Result<proto::GetLoadResponse> {

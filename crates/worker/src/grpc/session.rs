@@ -69,6 +69,7 @@ struct Session {
     model: Arc<Model>,
     mux: Arc<Mux>,
     inbound: Streaming<AttachResponse>,
+    engine_id: String,
 }
 
 async fn attach(engine: &Engine, shared: &Shared) -> Result<Session> {
@@ -91,7 +92,7 @@ async fn attach(engine: &Engine, shared: &Shared) -> Result<Session> {
     let mut inbound = calls.run("Attach", client.attach(Outbound(mux.clone()))).await?;
     let Welcome { engine_id, contract_revision } = calls.welcome(&mut inbound).await?;
     tracing::info!(worker = %engine.url, engine_id, contract_revision, models = ?model.names, "attached");
-    Ok(Session { client, model, mux, inbound })
+    Ok(Session { client, model, mux, inbound, engine_id })
 }
 
 async fn connect(engine: &Engine, shared: &Shared) -> Result<Client> {
@@ -203,11 +204,12 @@ impl Session {
         shared: &Shared,
         cancel: &CancellationToken,
     ) -> Error {
-        let Self { client, model, mux, inbound } = self;
+        let Self { client, model, mux, inbound, engine_id } = self;
         let stop = cancel.child_token();
         engine.model.store(Some(model));
         engine.client.store(Some(Arc::new(client.clone())));
         engine.mux.store(Some(mux.clone()));
+        engine.engine_id.store(Some(Arc::new(engine_id)));
         worker.status.set_ready();
         if shared.router.policy.kind().needs_index() {
             // On its own task: a large snapshot must not delay tokens.
@@ -227,6 +229,7 @@ impl Session {
         stop.cancel();
         worker.status.set_down(&error.message);
         engine.mux.store(None);
+        engine.engine_id.store(None);
         engine.client.store(None);
         engine.report.store(None);
         // Clients learn what happened, not where: the address and the cause are for the log.

@@ -94,6 +94,14 @@ class EngineConfig:
         minimum=2,
     )  # fmt: skip
 
+    lease_budget: float = option(
+        0.3, "share of the KV pages that prefix leases may hold", section="cache", minimum=0, maximum=0.9
+    )
+    lease_tenant_budget: float | None = option(
+        None, "share of the KV pages that the leases of one API key may hold (default: all of lease-budget)",
+        section="cache", minimum=0, maximum=0.9,
+    )  # fmt: skip
+
     max_running_requests: int = option(64, "sequences in one step", section="scheduler", minimum=1, maximum=65536)
     max_queued_requests: int = option(
         1024, "sequences that may wait; further ones are refused", section="scheduler", minimum=0, maximum=1_000_000

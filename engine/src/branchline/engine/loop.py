@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from branchline.engine.cache import RadixCacheBackend
 from branchline.engine.cache.feed import EventBatch, EventFeed, Subscription
+from branchline.engine.cache.leases import Budgets, Lease, LeaseBook
 from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
 from branchline.engine.scheduler import Group, Scheduler, SchedulerOptions, Sink
 from branchline.engine.scheduler.batch import Step
@@ -40,6 +41,8 @@ class LoopOptions:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     eos_token_ids: tuple[int, ...] = ()
     audit_when_idle: bool = False
+    lease_budget: float = 0.3  # share of the pool's pages
+    lease_tenant_budget: float | None = None  # None: all of lease_budget
 
 
 @dataclass(slots=True)
@@ -76,7 +79,9 @@ class EngineLoop:
         self._executor = executor
         self._cache = cache
         self._clock = clock
-        self._scheduler = Scheduler(executor, cache, options.scheduler)
+        budgets = Budgets.of(executor.num_pages, options.lease_budget, options.lease_tenant_budget)
+        self._leases = LeaseBook(cache, executor.page_size, budgets)
+        self._scheduler = Scheduler(executor, cache, options.scheduler, self._leases)
         self._intake = Intake(executor, cache, vocabulary, options.scheduler, options.eos_token_ids, draw_seed)
         self._feed = EventFeed(cache, time.time_ns() // 1_000_000 if epoch is None else epoch, executor.page_size)
         self._condition = threading.Condition()
@@ -144,6 +149,14 @@ class EngineLoop:
     def flush(self) -> int:
         """Drop every cached page that no request holds, between two steps; how many."""
         return self._call(self._flush)
+
+    def renew_lease(self, lease_id: str, tenant: str, ttl_ms: int) -> Lease:
+        """Let a live lease run out `ttl_ms` from now. Raises NotFound if it does not live."""
+        return self._call(lambda: self._leases.renew(lease_id, tenant, ttl_ms, self._clock()))
+
+    def release_lease(self, lease_id: str, tenant: str) -> bool:
+        """End a lease; whether it was alive."""
+        return self._call(lambda: self._leases.release(lease_id, tenant, self._clock()))
 
     def stats(self) -> LoopStats:
         """The picture after the latest step, with what arrived since as waiting. `step_age_ms` is as of now."""
@@ -266,6 +279,7 @@ class EngineLoop:
         with self._condition:
             inbox, self._inbox = self._inbox, _Inbox(stop=self._inbox.stop)
         now = self._clock()
+        self._leases.expire(now)
         for group in inbox.groups:
             self._accept(group, now)
         for request_id, message in inbox.aborts.items():
@@ -328,12 +342,17 @@ class EngineLoop:
     def _main(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: bool(self._inbox) or self._scheduler.has_work)
+                self._condition.wait_for(lambda: bool(self._inbox) or self._scheduler.has_work, self._idle_limit())
                 if self._inbox.stop and not self._live and not self._inbox.calls:
                     self._done = True
                     self._condition.notify_all()
                     return
             self._guarded_step()
+
+    def _idle_limit(self) -> float | None:
+        """Seconds until a lease runs out and its pages must be given back."""
+        expiry = self._leases.next_expiry_s
+        return None if expiry is None else max(expiry - self._clock(), 0.0)
 
     def _guarded_step(self) -> None:
         """A fault of the loop itself ends all requests, loudly, but not the worker."""
@@ -375,6 +394,7 @@ class EngineLoop:
         with self._condition:
             group = self._live.get(request_id)
             if group is not None and group.live == 0:
+                self._scheduler.leasing.leave(group)
                 del self._live[request_id]
                 self._places -= len(group.sequences)
                 self._pace.end(self._clock())
@@ -400,8 +420,12 @@ class EngineLoop:
         free, evictable, protected, private = self._cache.counters()
         if free + evictable + protected + private != self._executor.num_pages:
             raise RuntimeError(f"{free}+{evictable}+{protected}+{private} pages of {self._executor.num_pages}")
-        if not self._scheduler.has_work and protected + private:
-            raise RuntimeError(f"{protected} protected and {private} private pages while nothing runs")
+        self._leases.audit()
+        leased = self._leases.pages
+        if not self._scheduler.has_work and (protected != leased or private):
+            raise RuntimeError(
+                f"{protected} protected pages ({leased} leased) and {private} private pages while nothing runs"
+            )
 
     def _observe(self) -> None:
         """Publish the picture that other threads read."""
@@ -427,6 +451,9 @@ class EngineLoop:
             waiting=len(scheduler.waiting),
             waiting_uncached_tokens=scheduler.waiting_uncached_tokens(),
             queue_age_ms=0.0 if oldest is None else (now - oldest) * 1e3,
+            pages_leased=self._leases.pages,
+            leases=len(self._leases),
+            lease_budget_pages=self._leases.budgets.worker,
             steps=self._steps,
             scheduler_ms_per_step=self._own.mean(),
         )

@@ -59,6 +59,34 @@ class LogprobParams:
     token_ids: tuple[int, ...] = ()
 
 
+class LeaseState(StrEnum):
+    """How a request found its lease; see LeaseState in engine.proto."""
+
+    HELD = "held"
+    LOST = "lost"
+    UNMATCHED = "unmatched"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsk:
+    """A lease to take (`ttl_ms` set) or to hit (`lease_id`); `tenant` is whose it is."""
+
+    tenant: str = ""
+    lease_id: str = ""
+    ttl_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReport:
+    """What became of a request's lease; the other fields are set if it was acquired by this request."""
+
+    state: LeaseState
+    lease_id: str = ""
+    tokens: int = 0
+    pages: int = 0
+    ttl_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One accepted prompt.
@@ -74,6 +102,7 @@ class Request:
     namespace: bytes = b""
     deadline_s: float | None = None
     arrival_s: float = 0.0
+    lease: LeaseAsk | None = None
 
 
 @dataclass(slots=True)
@@ -196,3 +225,4 @@ class Delta:
     input_logprobs: PositionLogprobs | None = None
     finish: Finish | None = None
     error: Exception | None = None  # an EngineError
+    lease: LeaseReport | None = None  # once per request that has one

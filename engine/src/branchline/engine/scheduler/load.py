@@ -32,6 +32,9 @@ class LoopStats:
     step_age_ms: float = 0.0
     steps: int = 0
     scheduler_ms_per_step: float = 0.0
+    pages_leased: int = 0
+    leases: int = 0
+    lease_budget_pages: int = 0
 
 
 class OwnTime:

@@ -40,6 +40,7 @@ class Outbox:
         if not group.reported:
             group.reported = True
             delta.prompt = (sequence.prompt_len, group.cached_tokens or 0)
+            delta.lease, group.lease = group.lease, None
         self._latest[sequence.number] = delta
         self._deltas.setdefault(group.sink, []).append(delta)
         return delta
@@ -134,6 +135,8 @@ class Progress:
         sequence.finished = True
         group.live -= 1
         delta.text += sequence.text.finish()
+        if group.lease is not None:  # granted after the first delta went out
+            delta.lease, group.lease = group.lease, None
         scheduled = now if sequence.scheduled_s is None else sequence.scheduled_s
         first = now if sequence.first_token_s is None else sequence.first_token_s
         delta.finish = Finish(

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from branchline.engine.cache import RadixCacheBackend
-from branchline.engine.errors import EngineError, InternalError
+from branchline.engine.cache.leases import LeaseBook
+from branchline.engine.errors import EngineError, InternalError, ResourceExhausted
 from branchline.engine.scheduler import scores
 from branchline.engine.scheduler.batch import Row, Step, pack
+from branchline.engine.scheduler.leasing import Leasing
 from branchline.engine.scheduler.options import SchedulerOptions
 from branchline.engine.scheduler.pages import PageTables
 from branchline.engine.scheduler.progress import Outbox, Progress
@@ -39,8 +41,11 @@ class Counters:
 class Scheduler:
     """Owns the waiting and running sequences and, through PageTables, their pages."""
 
-    def __init__(self, executor: Executor, cache: RadixCacheBackend, options: SchedulerOptions) -> None:
+    def __init__(
+        self, executor: Executor, cache: RadixCacheBackend, options: SchedulerOptions, leases: LeaseBook
+    ) -> None:
         self.options = options
+        self.leasing = Leasing(leases)
         self.counters = Counters()
         self.outbox = Outbox()
         self.waiting = WaitingQueue(options)
@@ -73,7 +78,8 @@ class Scheduler:
     # ---- in and out -------------------------------------------------------------------------
 
     def enqueue(self, group: Group, now: float) -> None:
-        """Queue all sequences of a request."""
+        """Queue all sequences of a request. Raises for a lease that can't be granted, and has queued nothing."""
+        self.leasing.enter(group, now)
         matched = 0
         for sequence in group.sequences:
             if sequence.index == 0:
@@ -145,8 +151,19 @@ class Scheduler:
         return budget
 
     def _end_full(self, sequence: Sequence, now: float) -> None:
-        """The last running sequence needs more than the whole pool."""
+        """The last running sequence needs more than the whole pool, or than leases leave of it."""
         self._drop(sequence, keep=True)
+        leases = self.leasing.book
+        if leases.pages and not sequence.generated:
+            self.fail(
+                sequence.group,
+                ResourceExhausted(
+                    f"the prompt has {sequence.prompt_len} tokens; leases hold {leases.pages} of the KV pool's "
+                    f"{self.pages.num_pages} pages of {self.pages.page_size}: try again when some were released",
+                    retry_after_ms=1000,
+                ),
+            )
+            return
         pool = self.pages.num_pages * self.pages.page_size
         self._progress.end(
             sequence,
@@ -302,6 +319,7 @@ class Scheduler:
         self._decoding[sequence.number] = sequence
         self._inflight.drop(sequence)
         if not row.sampled:
+            self.leasing.grant(sequence, now)
             self._drop(sequence, keep=True)
             self._progress.end(sequence, FinishReason.LENGTH, now)
         elif self._progress.advance(sequence, results[-1], now):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from branchline.engine.types import Delta, Request, RowPlan
+from branchline.engine.types import Delta, LeaseReport, Request, RowPlan
 
 Sink = Callable[[int, list[Delta]], None]
 """Takes (step number, deltas) on the loop's thread; must not block. One sink is one gateway stream."""
@@ -40,6 +40,8 @@ class Group:
     reported: bool = False  # whether the prompt report went out
     cached_tokens: int | None = None  # fixed at the first scheduling
     failed: bool = False
+    lease: LeaseReport | None = None  # not yet told
+    lease_node: int | None = None  # locked for the request's life
 
 
 @dataclass(slots=True, eq=False)

@@ -61,7 +61,12 @@ def build(config: EngineConfig, progress: Progress) -> Engine:
     executor = _build_executor(config, plan, loaded, pages)
     backend = "none" if config.disable_radix_cache else config.radix_cache_backend
     cache = build_cache(backend, CacheContext(pages, config.page_size))
-    options = LoopOptions(_scheduler_options(config, context_length, plan.device), loaded.spec.eos_ids)
+    options = LoopOptions(
+        _scheduler_options(config, context_length, plan.device),
+        loaded.spec.eos_ids,
+        lease_budget=config.lease_budget,
+        lease_tenant_budget=config.lease_tenant_budget,
+    )
     loop = EngineLoop(executor, cache, _vocabulary(loaded.spec), options)
     model = _describe(config, loaded, plan, executor, context_length, pages)
     used = {

@@ -111,7 +111,7 @@ class Stream:
 
     def _converted(self, delta: Delta, handle: int) -> list[pb.SequenceDelta]:
         try:
-            return wire.to_deltas(delta, handle)
+            return wire.to_deltas(delta, handle, self._host.engine_id)
         except Exception as error:  # a delta of ours that proto refuses costs its own request only
             self._host.loop.abort(delta.request_id)
             if delta.request_id in self._live:

@@ -14,8 +14,8 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -24,7 +24,7 @@ from branchline import __version__
 from branchline.engine.errors import EngineError, InvalidArgument, Unavailable
 from branchline.engine.loop import EngineLoop
 from branchline.engine.scheduler.load import LoopStats
-from branchline.engine.service import attach, events, wire
+from branchline.engine.service import attach, events, leases, wire
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.generated import engine_pb2_grpc
 from branchline.engine.service.limits import MAX_CHUNK, ModelInfo
@@ -33,6 +33,7 @@ from branchline.engine.types import Request
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 ERROR_KEY = "branchline-error-bin"
 
@@ -103,6 +104,20 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
             missing = InvalidArgument("request_id is empty: give the id, or set abort_all", field="request_id")
             await refuse(context, wire.to_error(missing))
         return pb.AbortResponse(aborted=self.loop.abort(request.request_id))
+
+    # ---- leases ---------------------------------------------------------------------------------
+
+    async def AcquireLease(self, request: pb.AcquireLeaseRequest, context: Context) -> pb.AcquireLeaseResponse:
+        """Compute a prefix if need be and hold it."""
+        return await self._answered(request, context, leases.acquire(self, request, context.peer()))
+
+    async def RenewLease(self, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseResponse:
+        """Let a lease end later, or earlier."""
+        return await self._answered(request, context, leases.renew(self, request))
+
+    async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, context: Context) -> pb.ReleaseLeaseResponse:
+        """End a lease."""
+        return await self._answered(request, context, leases.release(self, request))
 
     # ---- information --------------------------------------------------------------------------
 
@@ -185,6 +200,20 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
         stats = self.loop.stats()
         return pb.FlushCacheResponse(flushed_pages=flushed, held_pages=stats.pages_protected + stats.pages_private)
 
+    async def _answered(self, request: Any, context: Context, answer: Coroutine[Any, Any, T]) -> T:
+        """The answer, or the refusal of the request."""
+        try:
+            refuse_unknown(request)
+        except EngineError as error:
+            answer.close()
+            await refuse(context, wire.to_error(error))
+        try:
+            return await answer
+        except attach.RequestFailed as failure:
+            await refuse(context, failure.error)
+        except EngineError as error:
+            await refuse(context, wire.to_error(error))
+
     async def _known(self, request: Any, context: Context) -> None:
         try:
             refuse_unknown(request)
@@ -241,4 +270,7 @@ def _cache_stats(stats: LoopStats) -> pb.CacheStats:
         hits=stats.hits,
         evicted_pages=stats.evicted_pages,
         retractions=stats.retractions,
+        pages_leased=stats.pages_leased,
+        leases=stats.leases,
+        lease_budget_pages=stats.lease_budget_pages,
     )

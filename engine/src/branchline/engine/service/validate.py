@@ -17,12 +17,12 @@ from branchline.engine.errors import InvalidArgument, Unimplemented
 from branchline.engine.service import limits
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.limits import ModelInfo
-from branchline.engine.types import LogprobParams, Request, SamplingParams
+from branchline.engine.types import LeaseAsk, LogprobParams, Request, SamplingParams
 
 # cache_salt, extra_key, adapter, weight_version → the namespace's bytes
 NamespaceEncoder = Callable[[str | None, str | None, str | None, str], bytes]
 
-_LATER = ("resume", "lease", "grammar", "draft", "disaggregation", "cache_tier")
+_LATER = ("resume", "grammar", "draft", "disaggregation", "cache_tier")
 _FLOATS: dict[str, tuple[float, float, bool]] = {  # name: lowest, highest, whether the lowest is allowed
     "temperature": (0.0, 100.0, True),
     "top_p": (0.0, 1.0, False),
@@ -51,6 +51,7 @@ def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceE
         namespace=_namespace(message.cache_namespace, model, encode),
         deadline_s=_deadline(message, now),
         arrival_s=now,
+        lease=_lease(message, sampling),
     )
 
 
@@ -86,6 +87,40 @@ def _refuse_later(message: pb.GenerateRequest) -> None:
             f"adapter {message.cache_namespace.adapter!r} is not implemented: leave it out",
             field="cache_namespace.adapter",
         )
+
+
+def _lease(message: pb.GenerateRequest, sampling: SamplingParams) -> LeaseAsk | None:
+    if not message.HasField("lease"):
+        return None
+    given = message.lease
+    acquires = given.HasField("acquire_ttl_ms")
+    if acquires == bool(given.lease_id):
+        raise InvalidArgument("lease needs either lease_id or acquire_ttl_ms: give one of the two", field="lease")
+    tenant = check_tenant(given.tenant, "lease.tenant")
+    if not acquires:
+        return LeaseAsk(tenant, lease_id=given.lease_id)
+    if sampling.max_tokens != 0:
+        raise InvalidArgument(
+            f"lease.acquire_ttl_ms is given with max_tokens {sampling.max_tokens}: a lease is taken on a planted "
+            "prefix, so set max_tokens to 0",
+            field="lease.acquire_ttl_ms",
+        )
+    return LeaseAsk(tenant, ttl_ms=check_ttl(given.acquire_ttl_ms, "lease.acquire_ttl_ms"))
+
+
+def check_ttl(ttl_ms: int, field: str) -> int:
+    """A lease's time in milliseconds."""
+    if not 1 <= ttl_ms <= limits.MAX_TTL_MS:
+        raise InvalidArgument(f"{field} is {ttl_ms}: it must be in [1, {limits.MAX_TTL_MS}]", field=field)
+    return ttl_ms
+
+
+def check_tenant(tenant: str, field: str) -> str:
+    """The name of a lease's owner."""
+    size = len(tenant.encode())
+    if size > limits.MAX_TENANT_BYTES:
+        raise InvalidArgument(f"{field} has {size} bytes: it must have at most {limits.MAX_TENANT_BYTES}", field=field)
+    return tenant
 
 
 def _request_id(request_id: str) -> str:

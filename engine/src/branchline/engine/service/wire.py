@@ -12,7 +12,15 @@ from branchline.engine.cache.feed import EventBatch
 from branchline.engine.errors import EngineError, ErrorCode
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.limits import MAX_CHUNK
-from branchline.engine.types import Delta, Finish, FinishReason, PositionLogprobs, SamplingParams
+from branchline.engine.types import (
+    Delta,
+    Finish,
+    FinishReason,
+    LeaseReport,
+    LeaseState,
+    PositionLogprobs,
+    SamplingParams,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +40,11 @@ _REASONS = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.ABORT: pb.FINISH_REASON_ABORT,
 }
+_LEASE_STATES = {
+    LeaseState.HELD: pb.LEASE_STATE_HELD,
+    LeaseState.LOST: pb.LEASE_STATE_LOST,
+    LeaseState.UNMATCHED: pb.LEASE_STATE_UNMATCHED,
+}
 
 
 def to_error(error: BaseException) -> pb.Error:
@@ -47,7 +60,7 @@ def to_error(error: BaseException) -> pb.Error:
     return made
 
 
-def to_deltas(delta: Delta, handle: int) -> list[pb.SequenceDelta]:
+def to_deltas(delta: Delta, handle: int, engine_id: str) -> list[pb.SequenceDelta]:
     """The delta as one message, or as several of at most 1 MiB if its input logprobs are large."""
     made = pb.SequenceDelta(handle=handle, index=delta.index, token_ids=delta.token_ids, text=delta.text)
     if delta.logprobs is not None:
@@ -56,6 +69,8 @@ def to_deltas(delta: Delta, handle: int) -> list[pb.SequenceDelta]:
         made.prompt.prompt_tokens, made.prompt.cached_tokens = delta.prompt
     if delta.finish is not None:
         made.finish.CopyFrom(to_finish(delta.finish))
+    if delta.lease is not None:
+        made.lease.CopyFrom(to_lease(delta.lease, engine_id))
     if delta.error is not None:
         made.error.CopyFrom(to_error(delta.error))
     if delta.input_logprobs is None:
@@ -100,6 +115,22 @@ def to_logprobs(report: PositionLogprobs) -> pb.TokenLogprobs:
 
 def _alternatives(pairs: Sequence[tuple[int, float]]) -> pb.TopLogprobs:
     return pb.TopLogprobs(token_ids=[token for token, _ in pairs], logprobs=[value for _, value in pairs])
+
+
+def to_lease(report: LeaseReport, engine_id: str) -> pb.LeaseReport:
+    """How a lease was found, with the grant if one was made."""
+    made = pb.LeaseReport(state=_LEASE_STATES[report.state])
+    if report.lease_id:
+        made.grant.CopyFrom(
+            pb.LeaseGrant(
+                lease_id=report.lease_id,
+                engine_id=engine_id,
+                tokens=report.tokens,
+                pages=report.pages,
+                ttl_ms=report.ttl_ms,
+            )
+        )
+    return made
 
 
 def to_finish(finish: Finish) -> pb.Finish:

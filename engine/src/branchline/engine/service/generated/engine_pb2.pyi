@@ -20,6 +20,13 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
     ERROR_CODE_CANCELLED: _ClassVar[ErrorCode]
 
+class LeaseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEASE_STATE_UNSPECIFIED: _ClassVar[LeaseState]
+    LEASE_STATE_HELD: _ClassVar[LeaseState]
+    LEASE_STATE_LOST: _ClassVar[LeaseState]
+    LEASE_STATE_UNMATCHED: _ClassVar[LeaseState]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -36,6 +43,10 @@ ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode
 ERROR_CODE_UNIMPLEMENTED: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_CANCELLED: ErrorCode
+LEASE_STATE_UNSPECIFIED: LeaseState
+LEASE_STATE_HELD: LeaseState
+LEASE_STATE_LOST: LeaseState
+LEASE_STATE_UNMATCHED: LeaseState
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -163,12 +174,14 @@ class Resume(_message.Message):
     def __init__(self, emitted_token_ids: _Optional[_Iterable[int]] = ..., emitted_text_bytes: _Optional[int] = ..., sequence_index: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "acquire_ttl_ms")
+    __slots__ = ("lease_id", "acquire_ttl_ms", "tenant")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     acquire_ttl_ms: int
-    def __init__(self, lease_id: _Optional[str] = ..., acquire_ttl_ms: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, lease_id: _Optional[str] = ..., acquire_ttl_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "backend")
@@ -205,7 +218,7 @@ class Disaggregation(_message.Message):
     def __init__(self, bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., bootstrap_room: _Optional[int] = ..., parameters: _Optional[str] = ...) -> None: ...
 
 class SequenceDelta(_message.Message):
-    __slots__ = ("handle", "index", "token_ids", "text", "logprobs", "prompt", "input_logprobs", "finish", "error")
+    __slots__ = ("handle", "index", "token_ids", "text", "logprobs", "prompt", "input_logprobs", "finish", "error", "lease")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +228,7 @@ class SequenceDelta(_message.Message):
     INPUT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -224,7 +238,8 @@ class SequenceDelta(_message.Message):
     input_logprobs: TokenLogprobs
     finish: Finish
     error: Error
-    def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt: _Optional[_Union[PromptReport, _Mapping]] = ..., input_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    lease: LeaseReport
+    def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt: _Optional[_Union[PromptReport, _Mapping]] = ..., input_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., lease: _Optional[_Union[LeaseReport, _Mapping]] = ...) -> None: ...
 
 class PromptReport(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens")
@@ -255,6 +270,28 @@ class TopLogprobs(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class LeaseReport(_message.Message):
+    __slots__ = ("state", "grant")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    state: LeaseState
+    grant: LeaseGrant
+    def __init__(self, state: _Optional[_Union[LeaseState, str]] = ..., grant: _Optional[_Union[LeaseGrant, _Mapping]] = ...) -> None: ...
+
+class LeaseGrant(_message.Message):
+    __slots__ = ("lease_id", "engine_id", "tokens", "pages", "ttl_ms")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    engine_id: str
+    tokens: int
+    pages: int
+    ttl_ms: int
+    def __init__(self, lease_id: _Optional[str] = ..., engine_id: _Optional[str] = ..., tokens: _Optional[int] = ..., pages: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "matched_token_id", "matched_stop", "completion_tokens", "retractions", "message", "timings")
@@ -423,7 +460,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., engine_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., options_json: _Optional[str] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., load: _Optional[_Union[GetLoadResponse, _Mapping]] = ..., steps: _Optional[int] = ..., scheduler_ms_per_step: _Optional[float] = ..., components: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CacheStats(_message.Message):
-    __slots__ = ("page_size", "pages_total", "pages_free", "pages_evictable", "pages_protected", "pages_private", "prompt_tokens", "cached_tokens", "lookups", "hits", "evicted_pages", "retractions")
+    __slots__ = ("page_size", "pages_total", "pages_free", "pages_evictable", "pages_protected", "pages_private", "prompt_tokens", "cached_tokens", "lookups", "hits", "evicted_pages", "retractions", "pages_leased", "leases", "lease_budget_pages", "host_pages_total", "host_pages_used", "host_stored_pages", "host_fetched_pages")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +473,13 @@ class CacheStats(_message.Message):
     HITS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_PAGES_FIELD_NUMBER: _ClassVar[int]
     RETRACTIONS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_LEASED_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_BUDGET_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HOST_PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HOST_PAGES_USED_FIELD_NUMBER: _ClassVar[int]
+    HOST_STORED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FETCHED_PAGES_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     pages_total: int
     pages_free: int
@@ -448,7 +492,14 @@ class CacheStats(_message.Message):
     hits: int
     evicted_pages: int
     retractions: int
-    def __init__(self, page_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_evictable: _Optional[int] = ..., pages_protected: _Optional[int] = ..., pages_private: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., evicted_pages: _Optional[int] = ..., retractions: _Optional[int] = ...) -> None: ...
+    pages_leased: int
+    leases: int
+    lease_budget_pages: int
+    host_pages_total: int
+    host_pages_used: int
+    host_stored_pages: int
+    host_fetched_pages: int
+    def __init__(self, page_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_evictable: _Optional[int] = ..., pages_protected: _Optional[int] = ..., pages_private: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., evicted_pages: _Optional[int] = ..., retractions: _Optional[int] = ..., pages_leased: _Optional[int] = ..., leases: _Optional[int] = ..., lease_budget_pages: _Optional[int] = ..., host_pages_total: _Optional[int] = ..., host_pages_used: _Optional[int] = ..., host_stored_pages: _Optional[int] = ..., host_fetched_pages: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -567,3 +618,151 @@ class FlushCacheResponse(_message.Message):
     flushed_pages: int
     held_pages: int
     def __init__(self, flushed_pages: _Optional[int] = ..., held_pages: _Optional[int] = ...) -> None: ...
+
+class AcquireLeaseRequest(_message.Message):
+    __slots__ = ("request_id", "token_ids", "cache_namespace", "ttl_ms", "tenant", "deadline_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    cache_namespace: CacheNamespace
+    ttl_ms: int
+    tenant: str
+    deadline_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., cache_namespace: _Optional[_Union[CacheNamespace, _Mapping]] = ..., ttl_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class AcquireLeaseResponse(_message.Message):
+    __slots__ = ("grant", "prompt")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    grant: LeaseGrant
+    prompt: PromptReport
+    def __init__(self, grant: _Optional[_Union[LeaseGrant, _Mapping]] = ..., prompt: _Optional[_Union[PromptReport, _Mapping]] = ...) -> None: ...
+
+class RenewLeaseRequest(_message.Message):
+    __slots__ = ("lease_id", "tenant", "ttl_ms")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    tenant: str
+    ttl_ms: int
+    def __init__(self, lease_id: _Optional[str] = ..., tenant: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class RenewLeaseResponse(_message.Message):
+    __slots__ = ("grant",)
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    grant: LeaseGrant
+    def __init__(self, grant: _Optional[_Union[LeaseGrant, _Mapping]] = ...) -> None: ...
+
+class ReleaseLeaseRequest(_message.Message):
+    __slots__ = ("lease_id", "tenant")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    tenant: str
+    def __init__(self, lease_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ReleaseLeaseResponse(_message.Message):
+    __slots__ = ("released",)
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    released: bool
+    def __init__(self, released: _Optional[bool] = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("request_id", "prefix_token_ids", "choices", "cache_namespace", "lease", "deadline_ms", "traceparent")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prefix_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    choices: _containers.RepeatedCompositeFieldContainer[Tokens]
+    cache_namespace: CacheNamespace
+    lease: Lease
+    deadline_ms: int
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., prefix_token_ids: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., cache_namespace: _Optional[_Union[CacheNamespace, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("scores", "prompt", "lease")
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    scores: _containers.RepeatedCompositeFieldContainer[ChoiceScore]
+    prompt: PromptReport
+    lease: LeaseReport
+    def __init__(self, scores: _Optional[_Iterable[_Union[ChoiceScore, _Mapping]]] = ..., prompt: _Optional[_Union[PromptReport, _Mapping]] = ..., lease: _Optional[_Union[LeaseReport, _Mapping]] = ...) -> None: ...
+
+class ChoiceScore(_message.Message):
+    __slots__ = ("sum", "token_logprobs")
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    sum: float
+    token_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, sum: _Optional[float] = ..., token_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class GetCacheTreeRequest(_message.Message):
+    __slots__ = ("limit", "cursor", "include_token_ids")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    cursor: int
+    include_token_ids: bool
+    def __init__(self, limit: _Optional[int] = ..., cursor: _Optional[int] = ..., include_token_ids: _Optional[bool] = ...) -> None: ...
+
+class GetCacheTreeResponse(_message.Message):
+    __slots__ = ("nodes", "next", "nodes_total", "namespaces_total", "cache")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    NODES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[CacheTreeNode]
+    next: int
+    nodes_total: int
+    namespaces_total: int
+    cache: CacheStats
+    def __init__(self, nodes: _Optional[_Iterable[_Union[CacheTreeNode, _Mapping]]] = ..., next: _Optional[int] = ..., nodes_total: _Optional[int] = ..., namespaces_total: _Optional[int] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ...) -> None: ...
+
+class CacheTreeNode(_message.Message):
+    __slots__ = ("node", "parent", "namespace_hash", "pages", "tokens", "depth_tokens", "locks", "leases", "hits", "age_ms", "children", "token_ids")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_HASH_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    parent: int
+    namespace_hash: int
+    pages: int
+    tokens: int
+    depth_tokens: int
+    locks: int
+    leases: int
+    hits: int
+    age_ms: int
+    children: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node: _Optional[int] = ..., parent: _Optional[int] = ..., namespace_hash: _Optional[int] = ..., pages: _Optional[int] = ..., tokens: _Optional[int] = ..., depth_tokens: _Optional[int] = ..., locks: _Optional[int] = ..., leases: _Optional[int] = ..., hits: _Optional[int] = ..., age_ms: _Optional[int] = ..., children: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...

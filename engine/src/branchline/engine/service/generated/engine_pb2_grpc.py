@@ -80,6 +80,31 @@ class EngineStub:
                 request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.FlushCacheRequest.SerializeToString,
                 response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.FlushCacheResponse.FromString,
                 _registered_method=True)
+        self.AcquireLease = channel.unary_unary(
+                '/branchline.engine.v1.Engine/AcquireLease',
+                request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.AcquireLeaseRequest.SerializeToString,
+                response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.AcquireLeaseResponse.FromString,
+                _registered_method=True)
+        self.RenewLease = channel.unary_unary(
+                '/branchline.engine.v1.Engine/RenewLease',
+                request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.RenewLeaseRequest.SerializeToString,
+                response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.RenewLeaseResponse.FromString,
+                _registered_method=True)
+        self.ReleaseLease = channel.unary_unary(
+                '/branchline.engine.v1.Engine/ReleaseLease',
+                request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ReleaseLeaseRequest.SerializeToString,
+                response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ReleaseLeaseResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/branchline.engine.v1.Engine/Score',
+                request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreResponse.FromString,
+                _registered_method=True)
+        self.GetCacheTree = channel.unary_unary(
+                '/branchline.engine.v1.Engine/GetCacheTree',
+                request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeRequest.SerializeToString,
+                response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -150,6 +175,41 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AcquireLease(self, request, context):
+        """Computes a prefix if need be and holds its whole pages until release or expiry. RESOURCE_EXHAUSTED beyond a budget.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewLease(self, request, context):
+        """Lets a live lease end later, or earlier. NOT_FOUND if it was released, ran out or never was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseLease(self, request, context):
+        """Ends a lease. Idempotent; an unknown id is not an error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Logprobs of several continuations of one prefix, which is computed once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCacheTree(self, request, context):
+        """A page of the radix tree's nodes, for operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -197,6 +257,31 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.FlushCache,
                     request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.FlushCacheRequest.FromString,
                     response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.FlushCacheResponse.SerializeToString,
+            ),
+            'AcquireLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcquireLease,
+                    request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.AcquireLeaseRequest.FromString,
+                    response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.AcquireLeaseResponse.SerializeToString,
+            ),
+            'RenewLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewLease,
+                    request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.RenewLeaseRequest.FromString,
+                    response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.RenewLeaseResponse.SerializeToString,
+            ),
+            'ReleaseLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseLease,
+                    request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ReleaseLeaseRequest.FromString,
+                    response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ReleaseLeaseResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreRequest.FromString,
+                    response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreResponse.SerializeToString,
+            ),
+            'GetCacheTree': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCacheTree,
+                    request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeRequest.FromString,
+                    response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -443,6 +528,141 @@ class Engine:
             '/branchline.engine.v1.Engine/FlushCache',
             branchline_dot_engine_dot_v1_dot_engine__pb2.FlushCacheRequest.SerializeToString,
             branchline_dot_engine_dot_v1_dot_engine__pb2.FlushCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcquireLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/branchline.engine.v1.Engine/AcquireLease',
+            branchline_dot_engine_dot_v1_dot_engine__pb2.AcquireLeaseRequest.SerializeToString,
+            branchline_dot_engine_dot_v1_dot_engine__pb2.AcquireLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/branchline.engine.v1.Engine/RenewLease',
+            branchline_dot_engine_dot_v1_dot_engine__pb2.RenewLeaseRequest.SerializeToString,
+            branchline_dot_engine_dot_v1_dot_engine__pb2.RenewLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/branchline.engine.v1.Engine/ReleaseLease',
+            branchline_dot_engine_dot_v1_dot_engine__pb2.ReleaseLeaseRequest.SerializeToString,
+            branchline_dot_engine_dot_v1_dot_engine__pb2.ReleaseLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/branchline.engine.v1.Engine/Score',
+            branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreRequest.SerializeToString,
+            branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCacheTree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/branchline.engine.v1.Engine/GetCacheTree',
+            branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeRequest.SerializeToString,
+            branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeResponse.FromString,
             options,
             channel_credentials,
             insecure,
