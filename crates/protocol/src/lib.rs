@@ -3,6 +3,7 @@
 //! Requests are read field by field from a parsed [`Document`], so that every refusal names the field by
 //! its path, the value and what to do. Knows nothing of models, workers or HTTP; limits are passed in.
 
+mod choices;
 mod document;
 mod error;
 mod fields;
@@ -17,6 +18,7 @@ mod sampling;
 pub mod sse;
 mod tokenize;
 
+pub use choices::{ChoiceInput, MAX_CHOICES, read_choices};
 pub use document::{Document, MAX_DEPTH};
 pub use error::ErrorBody;
 pub use fields::{Bounds, Fields};

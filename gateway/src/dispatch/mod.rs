@@ -11,6 +11,7 @@ mod observe;
 mod offload;
 mod piece;
 mod running;
+mod score;
 mod tokens;
 
 pub use batch::{Batch, Item};
@@ -22,4 +23,5 @@ pub use observe::failed;
 pub use offload::Offload;
 pub use piece::{End, LeaseFound, Piece, PromptFound};
 pub use running::{Running, start};
+pub use score::{ScoreJob, lease_state, score};
 pub use tokens::{encode, limits, render};

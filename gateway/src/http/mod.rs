@@ -12,6 +12,7 @@ mod intake;
 mod leases;
 mod models;
 pub(crate) mod relay;
+mod score;
 mod spell;
 mod stream;
 mod tokenize;
@@ -36,6 +37,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .merge(completions::routes())
         .merge(generate::routes())
         .merge(leases::routes())
+        .merge(score::routes())
         .merge(tokenize::routes())
         .merge(models::routes())
         .method_not_allowed_fallback(wrong_method)

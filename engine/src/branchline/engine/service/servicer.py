@@ -24,7 +24,7 @@ from branchline import __version__
 from branchline.engine.errors import EngineError, InvalidArgument, Unavailable
 from branchline.engine.loop import EngineLoop
 from branchline.engine.scheduler.load import LoopStats
-from branchline.engine.service import attach, events, leases, wire
+from branchline.engine.service import attach, events, leases, scoring, wire
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.generated import engine_pb2_grpc
 from branchline.engine.service.limits import MAX_CHUNK, ModelInfo
@@ -199,6 +199,10 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
         flushed = await asyncio.to_thread(self.loop.flush)  # waits for the end of a step
         stats = self.loop.stats()
         return pb.FlushCacheResponse(flushed_pages=flushed, held_pages=stats.pages_protected + stats.pages_private)
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        """Logprobs of several continuations of one prefix."""
+        return await self._answered(request, context, scoring.score(self, request, context.peer()))
 
     async def _answered(self, request: Any, context: Context, answer: Coroutine[Any, Any, T]) -> T:
         """The answer, or the refusal of the request."""

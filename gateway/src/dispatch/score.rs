@@ -1,0 +1,95 @@
+//! A score: one call to one engine, tried elsewhere while it has not begun.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use branchline_core::{Error, ErrorCode, Result};
+use branchline_protocol::Routing;
+use branchline_worker::{CacheKey, Model, RouteQuery, Transport, proto};
+
+use super::{JobLease, LiveGuard};
+use crate::app::App;
+
+const ATTEMPTS: usize = 3;
+
+/// One prompt and its continuations, as ids.
+#[derive(Debug)]
+pub struct ScoreJob {
+    /// The model that scores.
+    pub model: Arc<Model>,
+    /// Its entry in the table of live requests.
+    pub live: LiveGuard,
+    /// The prompt.
+    pub prefix: Vec<u32>,
+    /// What may follow; none is empty.
+    pub choices: Vec<Vec<u32>>,
+    /// Cache separation.
+    pub routing: Routing,
+    /// Its lease, checked.
+    pub lease: Option<JobLease>,
+}
+
+/// Scores on the best worker. Dropping the future ends the work there.
+///
+/// # Errors
+/// `Unavailable` if no worker can take it, or the worker's refusal.
+pub async fn score(app: &App, job: ScoreJob, arrived: Instant) -> Result<(ScoreJob, proto::ScoreResponse)> {
+    let mut tried = Vec::new();
+    loop {
+        let query = RouteQuery {
+            token_ids: &job.prefix,
+            namespace: CacheKey {
+                cache_salt: job.routing.cache_salt.as_deref(),
+                extra_key: job.routing.extra_key.as_deref(),
+                adapter: None,
+            },
+            exclude: &tried,
+            transport: Some(Transport::Grpc),
+            engine_id: job.lease.as_ref().and_then(JobLease::engine_id),
+            ..RouteQuery::default()
+        };
+        let choice = app.fleet.choose(Some(&job.model.name), &query)?;
+        tried.push(choice.worker.id);
+        let outcome = choice.worker.score(request(app, &job, arrived)).await;
+        drop(choice.guard);
+        match outcome {
+            Ok(found) => return Ok((job, found)),
+            Err(error) if may_move(&error) && tried.len() < ATTEMPTS => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Scoring has no effects: what failed for the worker's sake may be asked of another.
+fn may_move(error: &Error) -> bool {
+    matches!(error.code, ErrorCode::UpstreamFailed | ErrorCode::Unavailable | ErrorCode::ResourceExhausted)
+}
+
+fn request(app: &App, job: &ScoreJob, arrived: Instant) -> proto::ScoreRequest {
+    let routing = &job.routing;
+    let separated = routing.cache_salt.is_some() || routing.extra_key.is_some();
+    let deadline = app.options.request_timeout.map(|limit| limit.saturating_sub(arrived.elapsed()));
+    proto::ScoreRequest {
+        request_id: job.live.id().as_str().to_owned(),
+        prefix_token_ids: job.prefix.clone(),
+        choices: job.choices.iter().map(|ids| proto::Tokens { token_ids: ids.clone() }).collect(),
+        cache_namespace: separated.then(|| proto::CacheNamespace {
+            cache_salt: routing.cache_salt.clone(),
+            extra_key: routing.extra_key.clone(),
+            adapter: None,
+        }),
+        lease: job.lease.as_ref().map(JobLease::to_proto),
+        deadline_ms: deadline.map(|left| left.as_millis().max(1) as u64),
+        traceparent: String::new(),
+    }
+}
+
+/// How a lease was found, in the words of answers.
+pub fn lease_state(report: &proto::LeaseReport) -> Option<&'static str> {
+    match report.state() {
+        proto::LeaseState::Unspecified => None,
+        proto::LeaseState::Held => Some("held"),
+        proto::LeaseState::Lost => Some("lost"),
+        proto::LeaseState::Unmatched => Some("unmatched"),
+    }
+}
