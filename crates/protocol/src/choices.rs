@@ -20,7 +20,10 @@ pub type ChoiceInput = Prompt;
 pub fn read_choices(fields: &Fields<'_>, limits: Limits) -> Result<Vec<ChoiceInput>> {
     let path = fields.path("choices");
     let Some(items) = fields.array("choices")? else {
-        return Err(Error::invalid(path.as_str(), format!("`{path}` is missing; send 1 to {MAX_CHOICES} texts")));
+        return Err(Error::invalid(
+            path.as_str(),
+            format!("`{path}` is missing; send 1 to {MAX_CHOICES} texts"),
+        ));
     };
     if !(1..=MAX_CHOICES).contains(&items.len()) {
         let message = format!("`{path}` has {} entries; send 1 to {MAX_CHOICES}", items.len());

@@ -46,7 +46,11 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
         if choice.is_empty() {
             return Err(Error::invalid(&field, format!("`{field}` has no tokens; send text that has some")));
         }
-        Sampling { max_tokens: Some(0), ..Sampling::default() }.fit(prefix.len() + choice.len(), limits, fit)?;
+        Sampling { max_tokens: Some(0), ..Sampling::default() }.fit(
+            prefix.len() + choice.len(),
+            limits,
+            fit,
+        )?;
     }
     let job = ScoreJob { model: Arc::clone(&intake.model), live, prefix, choices, routing, lease };
     let (job, found) = dispatch::score(app, job, intake.arrived).await?;
