@@ -1,0 +1,270 @@
+"""Our own server over HTTP: `/generate`, `/v1/leases`, `/v1/score`. One connection pool an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+
+from branchline.lang.backends.base import (
+    Backend,
+    ChoiceScore,
+    Context,
+    GenCall,
+    Lease,
+    Markup,
+    Piece,
+    Prompt,
+    SelectCall,
+)
+from branchline.lang.errors import BackendError, UnsupportedError
+from branchline.lang.ir import SELECT_METHODS
+
+# gen's option: its name in sampling_params.
+PARAMS = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "n": "n",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "ignore_eos": "ignore_eos",
+}
+TOP = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+SENTINEL = "\u2042"
+
+
+class Runtime(Backend):
+    """A Branchline server at `base_url`.
+
+    `api_key` is sent as a bearer token; `timeout_s` bounds connecting and the gap between two pieces, not a whole call.
+    """
+
+    options = frozenset(PARAMS) | frozenset(TOP)
+    constraints = frozenset({"regex", "json_schema", "ebnf"})
+    select_methods = frozenset(SELECT_METHODS)
+    leases = True
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8080",
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        connect_timeout_s: float = 10.0,
+        read_timeout_s: float | None = 600.0,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.name = f"Runtime({self.base_url})"
+        self.model = model
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._markup: Markup | None = None
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    async def generate(self, call: GenCall) -> AsyncIterator[Piece]:
+        """`POST /generate`; streams when somebody may be reading and there is one sequence."""
+        body = self._body(call)
+        count = call.sampling.n or 1
+        if not call.context.stream or count > 1:
+            answers = await self._post("/generate", body, call.context)
+            for index, item in enumerate(answers if isinstance(answers, list) else [answers]):
+                yield Piece(item["text"], index, item["meta_info"])
+            return
+        sent, meta = "", None
+        async for data in self._events("/generate", {**body, "stream": True}, call.context):
+            text = data["text"]
+            yield Piece(text[len(sent) :])
+            sent, meta = text, data["meta_info"]
+        if meta is None:
+            raise BackendError(f"{self.name} ended the stream without an answer")
+        yield Piece("", 0, meta)
+
+    def _body(self, call: GenCall) -> dict[str, Any]:
+        given = call.sampling.given()
+        params = {PARAMS[name]: value for name, value in given.items() if name in PARAMS}
+        for name in ("regex", "json_schema", "ebnf"):
+            if (value := getattr(call.gen, name)) is not None:
+                params[name] = value
+        body: dict[str, Any] = {"text": call.prompt.text, "sampling_params": params}
+        body |= {name: given[name] for name in TOP if name in given}
+        return self._with_lease(body, call.context)
+
+    def _with_lease(self, body: dict[str, Any], context: Context) -> dict[str, Any]:
+        if self.model is not None:
+            body["model"] = self.model
+        if context.lease is not None:
+            body["lease"] = {"id": context.lease}
+        return body
+
+    async def score(self, call: SelectCall) -> Sequence[ChoiceScore]:
+        """`POST /v1/score`."""
+        raise UnsupportedError(f"select is not possible on {self.name}")
+
+    # ---- leases --------------------------------------------------------------------------------
+
+    async def plant(self, prompt: Prompt, ttl_ms: int, context: Context) -> Lease | None:
+        """`POST /v1/leases`. A refusal for want of budget is no failure: the branches run without a lease."""
+        body = self._with_lease({"prompt": prompt.text, "ttl_ms": ttl_ms}, Context(context.program, context.branch))
+        try:
+            answer = await self._post("/v1/leases", body, context)
+        except BackendError as error:
+            if error.status in (404, 405, 409, 429, 501, 503):
+                return None
+            raise
+        return Lease(answer["id"], answer.get("tokens", 0), answer.get("ttl_ms", ttl_ms))
+
+    async def renew(self, lease: Lease, ttl_ms: int) -> None:
+        """`POST /v1/leases/{id}/renew`."""
+        await self._post(f"/v1/leases/{lease.id}/renew", {"ttl_ms": ttl_ms}, None)
+
+    async def release(self, lease: Lease) -> None:
+        """`DELETE /v1/leases/{id}`; one that is gone already is no error."""
+        async with self._session().delete(self.base_url + f"/v1/leases/{lease.id}") as answer:
+            await answer.read()
+
+    # ---- markup --------------------------------------------------------------------------------
+
+    async def markup(self) -> Markup:
+        """Derived from the model's own chat template: conversations with a marked content are rendered and cut apart.
+
+        Raises:
+            UnsupportedError: the template writes a message differently depending on others.
+        """
+        if self._markup is None:
+            self._markup = await self._derive()
+        return self._markup
+
+    async def _render(self, roles: Sequence[str], generation: bool) -> list[str]:
+        """The template's text around the contents of such messages."""
+        messages = [{"role": role, "content": SENTINEL} for role in roles]
+        body: dict[str, Any] = {"messages": messages, "add_generation_prompt": generation}
+        if self.model is not None:
+            body["model"] = self.model
+        ids = (await self._post("/v1/tokenize", body, None))["tokens"]
+        answer = await self._post("/v1/detokenize", {"tokens": ids, "skip_special_tokens": False}, None)
+        return str(answer.get("text", answer.get("prompt"))).split(SENTINEL)
+
+    async def _derive(self) -> Markup:
+        whole = await self._render(("system", "user", "assistant", "user"), False)
+        asked = await self._render(("system", "user"), True)
+        alone = await self._render(("user",), False)
+        if len(whole) != 5 or len(asked) != 3 or len(alone) != 2:
+            raise UnsupportedError(f"the chat template of {self.name} hides contents: write the markup as text")
+        begin_assistant = asked[2][len(alone[1]) :] if asked[2].startswith(alone[1]) else None
+        if begin_assistant is None or not whole[2].endswith(begin_assistant):
+            raise UnsupportedError(f"the chat template of {self.name} cannot be written piece by piece")
+        end_user = whole[2][: len(whole[2]) - len(begin_assistant)]
+        begin_user, end_system = _cut(whole[1], alone[0])
+        end_assistant = whole[3][: len(whole[3]) - len(begin_user)]
+        return Markup(
+            begin={"system": whole[0], "user": begin_user, "assistant": begin_assistant},
+            end={"system": end_system, "user": end_user, "assistant": end_assistant},
+            default_system=alone[0][: len(alone[0]) - len(begin_user)],
+        )
+
+    # ---- transport -----------------------------------------------------------------------------
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+            session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
+            self._sessions[loop] = session
+        return session
+
+    def _request_headers(self, context: Context | None) -> dict[str, str]:
+        if context is None:
+            return {}
+        headers = {"x-branchline-program": context.program}
+        if context.fork_width:
+            headers["x-branchline-fork-width"] = str(context.fork_width)
+        if context.expected_tokens:
+            headers["x-branchline-expected-tokens"] = str(context.expected_tokens)
+        return headers
+
+    async def _post(self, path: str, body: dict[str, Any], context: Context | None) -> Any:
+        try:
+            async with self._session().post(
+                self.base_url + path, json=body, headers=self._request_headers(context)
+            ) as answer:
+                raw = await answer.read()
+                if answer.status >= 400:
+                    raise _refused(self.name, answer, raw)
+                return json.loads(raw)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise BackendError(f"{self.name} cannot be used: {error or type(error).__name__}", status=503) from error
+
+    async def _events(self, path: str, body: dict[str, Any], context: Context) -> AsyncIterator[Any]:
+        """Data of an event stream, up to `[DONE]`.
+
+        Raises:
+            BackendError: the stream broke, or carried an error.
+        """
+        try:
+            async with self._session().post(
+                self.base_url + path, json=body, headers=self._request_headers(context)
+            ) as answer:
+                if answer.status >= 400:
+                    raise _refused(self.name, answer, await answer.read())
+                async for line in answer.content:
+                    if not line.startswith(b"data:"):
+                        continue
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        return
+                    value = json.loads(data)
+                    if "error" in value:
+                        raise BackendError(f"{self.name}: {_message(value)}")
+                    yield value
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise BackendError(f"{self.name}: the stream broke: {error or type(error).__name__}", status=503) from error
+        raise BackendError(f"{self.name}: the stream ended before the answer did")
+
+    async def close(self) -> None:
+        """Ends the connections of the running loop."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+
+def _cut(joint: str, first: str) -> tuple[str, str]:
+    """Where a message's end meets the next one's beginning: the longest common end of both is the beginning."""
+    size = 0
+    while size < min(len(joint), len(first)) and joint[-1 - size] == first[-1 - size]:
+        size += 1
+    begin = joint[len(joint) - size :]
+    return begin, joint[: len(joint) - size]
+
+
+def _message(value: Any) -> str:
+    error = value.get("error", value) if isinstance(value, dict) else value
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def _refused(name: str, answer: aiohttp.ClientResponse, raw: bytes) -> BackendError:
+    try:
+        text = _message(json.loads(raw))
+    except ValueError:
+        text = raw[:200].decode(errors="replace")
+    after = answer.headers.get("retry-after")
+    seconds = float(after) if after and after.replace(".", "", 1).isdigit() else None
+    return BackendError(f"{name} answered {answer.status}: {text}", status=answer.status, retry_after_s=seconds)
+
+

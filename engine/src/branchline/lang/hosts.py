@@ -1,0 +1,138 @@
+"""Where programs and their calls run.
+
+One event loop (a background thread, or the caller's own for async programs) makes all calls. Plain programs of a batch
+run as greenlets on a few threads: a program that waits for a value gives its thread to the next one, so a thousand
+programs need no thousand threads. Owns waiting; knows nothing of blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import greenlet
+
+from branchline.lang.errors import WouldBlock
+
+T = TypeVar("T")
+
+
+class Loop:
+    """An event loop that calls are made on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+    def post(self, function: Callable[..., object], *args: object) -> None:
+        """Runs a function on the loop, from any thread."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self.loop:
+            function(*args)
+        else:
+            self.loop.call_soon_threadsafe(function, *args)
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Starts a coroutine on the loop, from any other thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+
+_lock = threading.Lock()
+_background: Loop | None = None
+_pid = 0
+
+
+def background() -> Loop:
+    """The process's own loop, in a daemon thread; a new one after a fork of the process."""
+    global _background, _pid
+    with _lock:
+        if _background is None or _pid != os.getpid():
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="branchline-lang", daemon=True).start()
+            _background, _pid = Loop(loop), os.getpid()
+        return _background
+
+
+class Host:
+    """One thread that runs many plain programs as greenlets."""
+
+    def __init__(self, name: str) -> None:
+        self._ready: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def start(self, program: Callable[[], object]) -> None:
+        """Begins a program; it must not raise."""
+        self._ready.put(lambda: greenlet.greenlet(program).switch())
+
+    def resume(self, waiting: greenlet.greenlet) -> None:
+        """Goes on with a program that waited."""
+        self._ready.put(lambda: waiting.switch())
+
+    def stop(self) -> None:
+        """Ends the thread once nothing is ready; call when all programs have ended."""
+        self._ready.put(None)
+
+    def _run(self) -> None:
+        _here.host, _here.main = self, greenlet.getcurrent()
+        while (step := self._ready.get()) is not None:
+            step()
+
+
+class _Here(threading.local):
+    host: Host | None = None
+    main: greenlet.greenlet | None = None
+
+
+_here = _Here()
+
+
+def wait(future: Future[T]) -> T:
+    """The future's value. Parks a hosted program; refuses to block a running event loop."""
+    if future.done():
+        return future.result()
+    host, main = _here.host, _here.main
+    if host is not None and main is not None:
+        current = greenlet.getcurrent()
+        if current is not main:
+            future.add_done_callback(lambda _: host.resume(current))
+            main.switch()
+            return future.result()
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return future.result()
+    raise WouldBlock("this read would block the event loop: in an async program write `await s.get(name)` (or s.text_async)")
+
+
+class Pool:
+    """Hosts for the plain programs of a batch."""
+
+    def __init__(self, threads: int) -> None:
+        self.hosts = [Host(f"branchline-lang-host-{index}") for index in range(threads)]
+        self._next = 0
+        self._finalizer = weakref.finalize(self, _stop, self.hosts)
+
+    def start(self, program: Callable[[], object]) -> None:
+        """Begins a program on the next host in turn."""
+        self._next += 1
+        self.hosts[self._next % len(self.hosts)].start(program)
+
+    def close(self) -> None:
+        """Ends the threads; all programs must have ended."""
+        self._finalizer()
+        for host in self.hosts:
+            host.thread.join()
+
+
+def _stop(hosts: list[Host]) -> None:
+    for host in hosts:
+        host.stop()
