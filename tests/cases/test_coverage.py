@@ -12,7 +12,7 @@ from .loader import FOLDER, area
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("crates", "gateway", "bindings", "engine", "tests")
-CLAIMED = ("text", "sampling", "logprobs", "cache", "scheduler", "abort", "api", "streaming", "loading", "seam")
+CLAIMED = ("text", "sampling", "logprobs", "cache", "scheduler", "abort", "api", "streaming", "loading", "seam", "dsl")
 NOT_CLAIMED = {
     "grammar": "constraints are refused by name",
     "tools": "a required choice is refused by name",
@@ -24,7 +24,6 @@ NOT_CLAIMED = {
     "admission": "no tenants or budgets yet",
     "headers": "no header policies yet",
     "wasm": "no plugins in the gateway yet",
-    "dsl": "no front-end language yet",
     "security": "keys and origins have tests of their own",
 }
 

@@ -67,7 +67,7 @@ def _typed(target: Any) -> tuple[str | None, str | None, tuple[str, ...] | None]
             f"type is {target!r}: int, float, bool, str, Literal and Enum need nothing; install pydantic for others"
         ) from None
     try:
-        return None, schema_text(pydantic.TypeAdapter(target).json_schema())[0], None  # type: ignore[arg-type]
+        return None, schema_text(pydantic.TypeAdapter(target).json_schema())[0], None
     except Exception as error:
         raise ArgumentError(f"type is {target!r}, which has no JSON schema: {error}") from None
 
@@ -113,9 +113,7 @@ def gen(
     Raises:
         ArgumentError: an argument is out of range, or two exclude each other.
     """
-    constraint = _one_of(
-        dtype=dtype, choices=choices, regex=regex, json_schema=json_schema, ebnf=ebnf, type=type
-    )
+    constraint = _one_of(dtype=dtype, choices=choices, regex=regex, json_schema=json_schema, ebnf=ebnf, type=type)
     for label, count, least in (
         ("max_tokens", max_tokens, 0),
         ("min_tokens", min_tokens, 0),
@@ -130,18 +128,18 @@ def gen(
         return select(name, choices, temperature or 0.0, choices_method, seed=seed, timeout_s=timeout_s)
     if choices_method is not None:
         raise ArgumentError(f"choices_method is {choices_method!r} without choices: give choices too")
-    target = None
+    target, schema = None, None
     stops = texts("stop", stop)
     if constraint == "json_schema":
         assert json_schema is not None
-        json_schema, target = schema_text(json_schema)
+        schema, target = schema_text(json_schema)
     elif constraint == "dtype":
         kind = {item.__name__: item for item in DTYPE_REGEX}.get(dtype, dtype) if isinstance(dtype, str) else dtype
         if kind not in DTYPE_REGEX:
             raise ArgumentError(f"dtype is {dtype!r}: give int, float, bool or str, or use type=")
         regex = DTYPE_REGEX[kind]
     elif constraint == "type":
-        regex, json_schema, options = _typed(type)
+        regex, schema, options = _typed(type)
         target = type
         if options is not None:
             picked = select(name, options, temperature or 0.0, seed=seed, timeout_s=timeout_s)
@@ -171,7 +169,7 @@ def gen(
         top_logprobs_num=top_logprobs_num,
         return_text_in_logprobs=return_text_in_logprobs,
     )
-    return Gen(name, sampling, regex, json_schema, ebnf, target, timeout_s, retries)
+    return Gen(name, sampling, regex, schema, ebnf, target, timeout_s, retries)
 
 
 def gen_int(name: str | None = None, **options: Any) -> Expr:
@@ -195,10 +193,10 @@ def select(
 ) -> Expr:
     """One of `choices`; exactly the picked one is appended.
 
-    Methods: `token_length_normalized` (default: the mean logprob of a choice's tokens), `greedy_token_selection` (token by
-    token), `unconditional_likelihood_normalized` (the gain over the choice without its prefix), `exact` (the probability
-    of the whole text). Ties go to the first. `temperature` > 0 samples by the method's scores. Scores and probabilities
-    are in `s.get_meta_info(name)`.
+    Methods: `token_length_normalized` (default: the mean logprob of a choice's tokens), `greedy_token_selection` (token
+    by token), `unconditional_likelihood_normalized` (the gain over the choice without its prefix), `exact` (the
+    probability of the whole text). Ties go to the first. `temperature` > 0 samples by the method's scores. Scores and
+    probabilities are in `s.get_meta_info(name)`.
 
     Raises:
         ArgumentError: no choices, an empty or doubled one, an unknown method.

@@ -1,12 +1,11 @@
-"""One call of a branch: sends it, streams pieces into its variable, retries before the first piece, parses the value."""
+"""One call of a branch: sends it, streams pieces into its variable, retries before the first, parses the value."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,7 @@ async def generate(
 
 
 async def _answer(branch: Branch, call: GenCall, count: int, show: Callable[[Piece], None]) -> Answer:
-    """The whole answer: from the run's log if it replays one, else from the backend, with retries before the first piece."""
+    """The whole answer: from the log if the run replays one, else from the backend, retried before the first piece."""
     run = branch.run
     if (stored := run.replayed(call)) is not None:
         for index, text in enumerate(stored.texts):
@@ -102,7 +101,7 @@ async def _answer(branch: Branch, call: GenCall, count: int, show: Callable[[Pie
     return answer
 
 
-async def _pieces(branch: Branch, call: GenCall) -> AsyncIterator[Piece]:
+async def _pieces(branch: Branch, call: GenCall) -> AsyncGenerator[Piece]:
     async for piece in branch.run.backend.generate(call):
         yield piece
 
@@ -157,8 +156,3 @@ async def choose(branch: Branch, select: Select, variable: Variable) -> None:
     variable.add(choice)
     variable.finish(choice, meta)
     run.emit(Event("end", branch.path, select.name, value=choice, meta=meta))
-
-
-def finite(value: float | None) -> bool:
-    """Whether a logprob is a number."""
-    return value is not None and not math.isnan(value)

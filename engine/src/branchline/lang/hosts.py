@@ -110,7 +110,9 @@ def wait(future: Future[T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return future.result()
-    raise WouldBlock("this read would block the event loop: in an async program write `await s.get(name)` (or s.text_async)")
+    raise WouldBlock(
+        "this read would block the event loop: in an async program write `await s.get(name)` (or s.text_async)"
+    )
 
 
 class Pool:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 from branchline.lang.errors import ArgumentError
 
@@ -155,7 +155,7 @@ class SeparateReasoning(Expr):
     model_type: str
 
 
-Appendable: TypeAlias = Union[str, Expr, None]
+Appendable: TypeAlias = str | Expr | None
 
 
 def flatten(item: Appendable) -> tuple[Expr, ...]:

@@ -1,4 +1,4 @@
-"""A content-addressed log of calls: what was asked, by its hash, and what came back. Replays a run without a backend."""
+"""A content-addressed log of calls: what was asked, by its hash, and what came back. Replays without a backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _key(call: GenCall | SelectCall) -> str:
     """Everything that decides the answer; not when, where or under which lease it was asked."""
     prompt = call.prompt
     images = [hashlib.sha256(item).hexdigest() if isinstance(item, bytes) else item for item in prompt.images]
-    base = {"text": prompt.text, "images": images, "branch": list(call.context.branch)}
+    base: dict[str, Any] = {"text": prompt.text, "images": images, "branch": list(call.context.branch)}
     if isinstance(call, GenCall):
         gen = call.gen
         base |= {
@@ -77,7 +77,9 @@ class Log:
             stored = self._stored[_key(call)]
             if not stored:
                 what = call.gen.name if isinstance(call, GenCall) else call.select.name
-                raise LangError(f"the log holds no call for {what!r} with this prompt: the program or its inputs changed")
+                raise LangError(
+                    f"the log holds no call for {what!r} with this prompt: the program or its inputs changed"
+                )
             return stored.pop(0)
 
     def _add(self, call: GenCall | SelectCall, answer: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Programs and their runs: `@function`, `run`, `run_batch`, the async forms. Owns the life of a run from first line to last release."""
+"""Programs and their runs: `@function`, `run`, `run_batch`, async forms. Owns a run from first line to last release."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, overload
 
 from branchline.lang import hosts
 from branchline.lang.backends.base import Backend, ChoiceScore, GenCall, Markup, SelectCall
@@ -21,7 +21,7 @@ from branchline.lang.ir import Gen, Hints, Sampling, Select, texts
 from branchline.lang.log import Log
 from branchline.lang.state import State
 from branchline.lang.trace import Block, Trace
-from branchline.lang.values import Event, Listener, MISSING
+from branchline.lang.values import MISSING, Event, Listener
 
 _default: Backend | None = None
 DEFAULT_MAX_TOKENS = 128
@@ -241,9 +241,9 @@ class Program:
     ) -> State:
         """Runs the program and returns its state.
 
-        Sampling options (`max_new_tokens`, `temperature`, `stop`, …) are defaults for its gens. With `stream` it returns at
-        once: read `text_iter`. `on_error="state"` leaves failures in `state.error()`; by default they are raised: a
-        failed block as ProgramError, an exception of the program itself as it is.
+        Sampling options (`max_new_tokens`, `temperature`, `stop`, …) are defaults for its gens. With `stream` it
+        returns at once: read `text_iter`. `on_error="state"` leaves failures in `state.error()`; by default they are
+        raised: a failed block as ProgramError, an exception of the program itself as it is.
         """
         settings, rest = _settings(kwargs, backend, timeout_s, trace, log)
         settings.stream = stream
@@ -394,6 +394,16 @@ def _settings(
                 value = tuple(value)
             sampling[name] = value
     return Settings(backend, Sampling(**sampling), timeout_s, trace, log), rest
+
+
+@overload
+def function(func: Callable[..., Any]) -> Program: ...
+
+
+@overload
+def function(
+    *, hints: Hints | Mapping[str, Any] | None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], Program]: ...
 
 
 def function(

@@ -199,10 +199,12 @@ class State:
         """Events of the whole run from now on: start, delta, end, error; each names its branch and variable."""
         pending: asyncio.Queue[Event | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        self.branch.run.listen(lambda event: loop.call_soon_threadsafe(pending.put_nowait, event) and None)
-        self.branch.run.root.stream.done.add_done_callback(
-            lambda _: loop.call_soon_threadsafe(pending.put_nowait, None) and None
-        )
+
+        def hear(event: Event | None) -> None:
+            loop.call_soon_threadsafe(pending.put_nowait, event)
+
+        self.branch.run.listen(hear)
+        self.branch.run.root.stream.done.add_done_callback(lambda _: hear(None))
         while (event := await pending.get()) is not None:
             yield event
 

@@ -23,9 +23,11 @@ class Block:
 
 
 STYLE = """
-:root{color-scheme:light dark;font:15px/1.45 system-ui,sans-serif}body{margin:2rem auto;max-width:72rem;padding:0 1rem}
+:root{color-scheme:light dark;font:15px/1.45 system-ui,sans-serif}
+body{margin:2rem auto;max-width:72rem;padding:0 1rem}
 details{border-left:3px solid #7a8;margin:.4rem 0 .4rem 1rem;padding:.1rem .8rem}summary{cursor:pointer}
-.n{font-variant-numeric:tabular-nums;opacity:.75;font-size:.85em}pre{white-space:pre-wrap;margin:.3rem 0;font-size:.85em}
+.n{font-variant-numeric:tabular-nums;opacity:.75;font-size:.85em}
+pre{white-space:pre-wrap;margin:.3rem 0;font-size:.85em}
 .bar{display:inline-block;height:.55em;background:#4a9;border-radius:2px;vertical-align:middle}
 """
 

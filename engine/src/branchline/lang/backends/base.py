@@ -1,6 +1,6 @@
 """What a backend of the language is: calls in, pieces out, and a plain list of what it can do.
 
-A backend refuses what it cannot do by `check`, before anything is sent. It owns its connections and its own chat markup.
+A backend refuses what it cannot do by `check`, before anything is sent. It owns its connections and chat markup.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Backend(abc.ABC):
         for name in ("regex", "json_schema", "ebnf"):
             if getattr(block, name) is not None and name not in self.constraints:
                 raise UnsupportedError(
-                    f"{name} cannot be enforced by {self.name}: leave it out and check the answer, or use another backend"
+                    f"{name} cannot be enforced by {self.name}: leave it out, or use another backend"
                 )
         for name in sampling.given():
             if name not in self.options and name not in ("max_tokens", "stop", "temperature"):
@@ -174,9 +174,12 @@ class Backend(abc.ABC):
 
     async def renew(self, lease: Lease, ttl_ms: int) -> None:
         """Holds it longer."""
+        return None
 
     async def release(self, lease: Lease) -> None:
         """Lets go of it."""
+        return None
 
     async def close(self) -> None:
         """Ends the backend's connections."""
+        return None

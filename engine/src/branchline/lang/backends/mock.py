@@ -46,8 +46,8 @@ class Meter:
 class Mock(Backend):
     """Answers calls in order from `answers` (repeated for ever), or by a function of the call.
 
-    A text answers the first sequence and a list all n of them; an exception is raised. `scores` gives a select's logprobs:
-    a mapping of choice to its tokens' logprobs, or a function of the call; by default the first choice wins.
+    A text answers all n sequences alike and a list each its own; an exception is raised. `scores` gives a select's
+    logprobs: a mapping of choice to its tokens' logprobs, or a function of the call; by default the first choice wins.
     Every call is kept in `calls`, `selects` and `planted`; `meter` counts.
     """
 
@@ -91,9 +91,10 @@ class Mock(Backend):
         count = call.sampling.n or 1
         if isinstance(answer, str):
             return [answer] * count
-        if len(answer) != count:
-            raise BackendError(f"the mock has {len(answer)} answers for n={count}")
-        return answer
+        answers: list[str] = list(answer)
+        if len(answers) != count:
+            raise BackendError(f"the mock has {len(answers)} answers for n={count}")
+        return answers
 
     async def generate(self, call: GenCall) -> AsyncIterator[Piece]:
         """The next answer, in pieces."""

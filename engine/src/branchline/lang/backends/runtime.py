@@ -266,5 +266,3 @@ def _refused(name: str, answer: aiohttp.ClientResponse, raw: bytes) -> BackendEr
     after = answer.headers.get("retry-after")
     seconds = float(after) if after and after.replace(".", "", 1).isdigit() else None
     return BackendError(f"{name} answered {answer.status}: {text}", status=answer.status, retry_after_s=seconds)
-
-
