@@ -50,6 +50,16 @@ def _check_number(name: str, value: float | None) -> None:
         raise ArgumentError(f"{name} is {value!r}: give a number")
 
 
+def _check_ranges(**counts: int | None) -> None:
+    for label, count in counts.items():
+        _check_count(label, count, 1 if label == "n" else 0)
+
+
+def _check_numbers(**numbers: float | None) -> None:
+    for label, number in numbers.items():
+        _check_number(label, number)
+
+
 def _typed(target: Any) -> tuple[str | None, str | None, tuple[str, ...] | None]:
     """Regex, schema and choices that a type stands for."""
     if isinstance(target, type) and target in DTYPE_REGEX:
@@ -70,6 +80,13 @@ def _typed(target: Any) -> tuple[str | None, str | None, tuple[str, ...] | None]
         return None, schema_text(pydantic.TypeAdapter(target).json_schema())[0], None
     except Exception as error:
         raise ArgumentError(f"type is {target!r}, which has no JSON schema: {error}") from None
+
+
+def _dtype_regex(dtype: type | str | None) -> str:
+    kind = {item.__name__: item for item in DTYPE_REGEX}.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if not isinstance(kind, type) or kind not in DTYPE_REGEX:
+        raise ArgumentError(f"dtype is {dtype!r}: give int, float, bool or str, or use type=")
+    return DTYPE_REGEX[kind]
 
 
 def gen(
@@ -114,15 +131,8 @@ def gen(
         ArgumentError: an argument is out of range, or two exclude each other.
     """
     constraint = _one_of(dtype=dtype, choices=choices, regex=regex, json_schema=json_schema, ebnf=ebnf, type=type)
-    for label, count, least in (
-        ("max_tokens", max_tokens, 0),
-        ("min_tokens", min_tokens, 0),
-        ("n", n, 1),
-        ("retries", retries, 0),
-    ):
-        _check_count(label, count, least)
-    for label, number in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p), ("timeout_s", timeout_s)):
-        _check_number(label, number)
+    _check_ranges(max_tokens=max_tokens, min_tokens=min_tokens, n=n, retries=retries)
+    _check_numbers(temperature=temperature, top_p=top_p, min_p=min_p, timeout_s=timeout_s)
     if constraint == "choices":
         assert choices is not None
         return select(name, choices, temperature or 0.0, choices_method, seed=seed, timeout_s=timeout_s)
@@ -134,10 +144,7 @@ def gen(
         assert json_schema is not None
         schema, target = schema_text(json_schema)
     elif constraint == "dtype":
-        kind = {item.__name__: item for item in DTYPE_REGEX}.get(dtype, dtype) if isinstance(dtype, str) else dtype
-        if kind not in DTYPE_REGEX:
-            raise ArgumentError(f"dtype is {dtype!r}: give int, float, bool or str, or use type=")
-        regex = DTYPE_REGEX[kind]
+        regex = _dtype_regex(dtype)
     elif constraint == "type":
         regex, schema, options = _typed(type)
         target = type

@@ -101,6 +101,7 @@ class Branch:
         self._executing = False  # only then may the task be cancelled
         self._gate = parent is not None  # a child waits until its parent came to the fork
         self._idle: list[Future[None]] = []
+        self._awaited: dict[str, list[Future[None]]] = {}  # readers of variables that are not assigned yet
         self._stopped: CancelledError | None = None
 
     # ---- from the program's side ---------------------------------------------------------------
@@ -130,9 +131,30 @@ class Branch:
         variable = Variable(name, where)
         self.written.append(variable)
         if name is not None:
-            self.vars[name] = variable
-            self.own.add(name)
+            with self._lock:
+                self.vars[name] = variable
+                self.own.add(name)
+                waiting = self._awaited.pop(name, [])
+            for future in waiting:
+                future.set_result(None)
         return variable
+
+    def assigned(self, name: str) -> Future[None]:
+        """Done once the variable is assigned, or the program's own code has ended."""
+        future: Future[None] = Future()
+        with self._lock:
+            if name not in self.vars and not self.run.body.done():
+                self._awaited.setdefault(name, []).append(future)
+                return future
+        future.set_result(None)
+        return future
+
+    def give_up(self) -> None:
+        """The program's own code has ended: nothing will be assigned any more."""
+        with self._lock:
+            waiting, self._awaited = [item for items in self._awaited.values() for item in items], {}
+        for future in waiting:
+            future.set_result(None)
 
     def put(self, item: Item) -> None:
         """Queues one item and sees to it that somebody works on it."""

@@ -79,6 +79,7 @@ class Run:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._markup: Markup | None = None
         self._over = False
+        self.body: Future[None] = Future()  # done when the program's own code has ended
 
     # ---- for branches --------------------------------------------------------------------------
 
@@ -151,6 +152,12 @@ class Run:
         """Writes scores to the log."""
         if self._log:
             self._log.keep_scores(call, scores)
+
+    def body_ended(self) -> None:
+        """The program's own code has returned or raised."""
+        self.body.set_result(None)
+        for branch in self.branches():
+            branch.give_up()
 
     # ---- its end -------------------------------------------------------------------------------
 
@@ -330,6 +337,8 @@ class Program:
             if on_error == "raise":
                 raise
             return
+        finally:
+            run.body_ended()
         hosts.wait(run.loop.submit(run.settle()))
         _conclude(run, state, on_error)
 
@@ -346,6 +355,8 @@ class Program:
             if on_error == "raise" or isinstance(error, asyncio.CancelledError):
                 raise
             return state
+        finally:
+            run.body_ended()
         await run.settle()
         _conclude(run, state, on_error)
         return state

@@ -167,6 +167,8 @@ class State:
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """Pieces of a variable, or of the whole text until the program ends; raises where the stream broke."""
+        if name is not None:
+            hosts.wait(self.branch.assigned(name))
         stream, seen = self._stream(name), 0
         while True:
             hosts.wait(stream.more(seen))
@@ -179,6 +181,8 @@ class State:
 
     async def text_async_iter(self, name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for async programs; with `return_meta_data` pairs of piece and meta."""
+        if name is not None:
+            await asyncio.wrap_future(self.branch.assigned(name))
         stream, seen = self._stream(name), 0
         while True:
             await asyncio.wrap_future(stream.more(seen))
