@@ -22,7 +22,8 @@ class Server:
         self.url = ""
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
         assert self._ready.wait(30)
 
     def _serve(self) -> None:
@@ -54,6 +55,8 @@ class Server:
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+        self._loop.close()
 
 
 @pytest.fixture

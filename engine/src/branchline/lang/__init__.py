@@ -36,6 +36,7 @@ from branchline.lang.blocks import (
     user,
     user_begin,
     user_end,
+    video,
 )
 from branchline.lang.errors import (
     ArgumentError,
@@ -51,10 +52,12 @@ from branchline.lang.errors import (
 )
 from branchline.lang.ir import Hints
 from branchline.lang.log import Log, diff
-from branchline.lang.program import Program, function, set_default_backend
+from branchline.lang.program import Program, flush_cache, function, get_server_info, set_default_backend
 from branchline.lang.state import Forks, State
 from branchline.lang.trace import Trace
 from branchline.lang.values import MISSING, Event
+
+RuntimeEndpoint = Runtime  # its name in SGLang
 
 __all__ = [
     "MISSING",
@@ -74,6 +77,7 @@ __all__ = [
     "Program",
     "ProgramError",
     "Runtime",
+    "RuntimeEndpoint",
     "State",
     "Trace",
     "UnknownVariable",
@@ -82,10 +86,12 @@ __all__ = [
     "assistant_begin",
     "assistant_end",
     "diff",
+    "flush_cache",
     "function",
     "gen",
     "gen_int",
     "gen_string",
+    "get_server_info",
     "image",
     "named",
     "select",
@@ -97,4 +103,5 @@ __all__ = [
     "user",
     "user_begin",
     "user_end",
+    "video",
 ]

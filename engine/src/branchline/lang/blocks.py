@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from branchline.lang.errors import ArgumentError
+from branchline.lang.errors import ArgumentError, UnsupportedError
 from branchline.lang.ir import (
     DTYPE_REGEX,
     ROLES,
@@ -259,6 +259,11 @@ def image(source: str | bytes) -> Expr:
     if not source:
         raise ArgumentError("image is empty: give a path, a URL or encoded bytes")
     return Image(source)
+
+
+def video(path: str, num_frames: int) -> Expr:
+    """Refused: no backend here takes moving pictures."""
+    raise UnsupportedError(f"video({path!r}, {num_frames}) is not offered: give single frames by image()")
 
 
 def separate_reasoning(expr: Appendable, model_type: str = "deepseek-r1") -> Expr:

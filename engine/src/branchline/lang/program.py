@@ -46,6 +46,16 @@ def default_backend() -> Backend:
     return _default
 
 
+def flush_cache(backend: Backend | None = None) -> None:
+    """Empties the prefix cache of the backend's server."""
+    hosts.wait(hosts.background().submit((backend or default_backend()).flush_cache()))
+
+
+def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
+    """What the backend's server tells of itself."""
+    return hosts.wait(hosts.background().submit((backend or default_backend()).server_info()))
+
+
 @dataclass(slots=True)
 class Settings:
     """Options of a run."""

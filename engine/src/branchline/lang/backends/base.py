@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from branchline.lang.errors import UnsupportedError
 from branchline.lang.ir import Gen, Sampling, Select
@@ -180,6 +180,30 @@ class Backend(abc.ABC):
         """Lets go of it."""
         return None
 
-    async def close(self) -> None:
-        """Ends the backend's connections."""
+    async def flush_cache(self) -> None:
+        """Empties the server's prefix cache."""
+        raise UnsupportedError(f"{self.name} has no cache to flush: use a Runtime backend")
+
+    async def server_info(self) -> dict[str, Any]:
+        """What the server tells of itself."""
+        raise UnsupportedError(f"{self.name} has no server information: use a Runtime backend")
+
+    def close(self) -> None:
+        """Ends the backend's connections. A backend also is a context manager, plain and async."""
         return None
+
+    async def aclose(self) -> None:
+        """`close` without blocking the event loop."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

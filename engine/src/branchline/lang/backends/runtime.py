@@ -1,15 +1,15 @@
-"""Our own server over HTTP: `/generate`, `/v1/leases`, `/v1/score`. One connection pool an event loop."""
+"""Our own server over HTTP: `/generate`, `/v1/leases`, `/v1/tokenize`. One connection pool an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import weakref
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
 
+from branchline.lang.backends import choosing
 from branchline.lang.backends.base import (
     Backend,
     ChoiceScore,
@@ -21,6 +21,7 @@ from branchline.lang.backends.base import (
     Prompt,
     SelectCall,
 )
+from branchline.lang.backends.http import Sessions
 from branchline.lang.errors import BackendError, UnsupportedError
 from branchline.lang.ir import SELECT_METHODS
 
@@ -69,10 +70,8 @@ class Runtime(Backend):
         self.name = f"Runtime({self.base_url})"
         self.model = model
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
-        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
-            weakref.WeakKeyDictionary()
-        )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
+        self._sessions = Sessions(timeout, self._headers)
         self._markup: Markup | None = None
 
     # ---- calls ---------------------------------------------------------------------------------
@@ -113,8 +112,45 @@ class Runtime(Backend):
         return body
 
     async def score(self, call: SelectCall) -> Sequence[ChoiceScore]:
-        """`POST /v1/score`."""
-        raise UnsupportedError(f"select is not possible on {self.name}")
+        """Prompt logprobs of prefix and choice, all choices at once, after the prefix was computed by the first."""
+        text, choices = call.prompt.text, call.select.choices
+        prefix, *rows = await asyncio.gather(*(self._ids(item) for item in (text, *(text + one for one in choices))))
+        plan = choosing.plan(prefix, rows)
+        first = await self._logprobs(plan.rows[0], plan.start, call.context)
+        others = (self._logprobs(row, plan.start, call.context) for row in plan.rows[1:])
+        conditional = [first, *await asyncio.gather(*others)]
+        alone = None
+        if call.select.method == "unconditional_likelihood_normalized":
+            bare = Context(call.context.program, call.context.branch)
+            alone = await asyncio.gather(*(self._logprobs(tail, 0, bare) for tail in plan.tails))
+        return choosing.scores(conditional, alone)
+
+    async def _ids(self, text: str) -> list[int]:
+        body = {"prompt": text} if self.model is None else {"prompt": text, "model": self.model}
+        ids: list[int] = (await self._post("/v1/tokenize", body, None))["tokens"]
+        return ids
+
+    async def _logprobs(self, ids: Sequence[int], start: int, context: Context) -> tuple[float, ...]:
+        body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": {"max_new_tokens": 0}}
+        body |= {"return_logprob": True, "logprob_start_len": start}
+        answer = await self._post("/generate", self._with_lease(body, context), context)
+        return choosing.logprobs(answer["meta_info"], ids[start:])
+
+    async def flush_cache(self) -> None:
+        """`POST /flush_cache`."""
+        await self._post("/flush_cache", {}, None, plain=True)
+
+    async def server_info(self) -> dict[str, Any]:
+        """`GET /server_info`."""
+        try:
+            async with self._sessions.here().get(self.base_url + "/server_info") as answer:
+                raw = await answer.read()
+                if answer.status >= 400:
+                    raise _refused(self.name, answer, raw)
+                info: dict[str, Any] = json.loads(raw)
+                return info
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise BackendError(f"{self.name} cannot be used: {error or type(error).__name__}", status=503) from error
 
     # ---- leases --------------------------------------------------------------------------------
 
@@ -135,7 +171,7 @@ class Runtime(Backend):
 
     async def release(self, lease: Lease) -> None:
         """`DELETE /v1/leases/{id}`; one that is gone already is no error."""
-        async with self._session().delete(self.base_url + f"/v1/leases/{lease.id}") as answer:
+        async with self._sessions.here().delete(self.base_url + f"/v1/leases/{lease.id}") as answer:
             await answer.read()
 
     # ---- markup --------------------------------------------------------------------------------
@@ -180,15 +216,6 @@ class Runtime(Backend):
 
     # ---- transport -----------------------------------------------------------------------------
 
-    def _session(self) -> aiohttp.ClientSession:
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None or session.closed:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-            session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
-            self._sessions[loop] = session
-        return session
-
     def _request_headers(self, context: Context | None) -> dict[str, str]:
         if context is None:
             return {}
@@ -199,15 +226,15 @@ class Runtime(Backend):
             headers["x-branchline-expected-tokens"] = str(context.expected_tokens)
         return headers
 
-    async def _post(self, path: str, body: dict[str, Any], context: Context | None) -> Any:
+    async def _post(self, path: str, body: dict[str, Any], context: Context | None, *, plain: bool = False) -> Any:
         try:
-            async with self._session().post(
+            async with self._sessions.here().post(
                 self.base_url + path, json=body, headers=self._request_headers(context)
             ) as answer:
                 raw = await answer.read()
                 if answer.status >= 400:
                     raise _refused(self.name, answer, raw)
-                return json.loads(raw)
+                return None if plain else json.loads(raw)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise BackendError(f"{self.name} cannot be used: {error or type(error).__name__}", status=503) from error
 
@@ -218,7 +245,7 @@ class Runtime(Backend):
             BackendError: the stream broke, or carried an error.
         """
         try:
-            async with self._session().post(
+            async with self._sessions.here().post(
                 self.base_url + path, json=body, headers=self._request_headers(context)
             ) as answer:
                 if answer.status >= 400:
@@ -237,11 +264,13 @@ class Runtime(Backend):
             raise BackendError(f"{self.name}: the stream broke: {error or type(error).__name__}", status=503) from error
         raise BackendError(f"{self.name}: the stream ended before the answer did")
 
-    async def close(self) -> None:
-        """Ends the connections of the running loop."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
+    def close(self) -> None:
+        """Ends the connections; the backend can be used again."""
+        self._sessions.close()
+
+    async def aclose(self) -> None:
+        """`close` without blocking the event loop."""
+        await self._sessions.aclose()
 
 
 def _cut(joint: str, first: str) -> tuple[str, str]:
