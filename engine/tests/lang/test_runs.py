@@ -335,3 +335,38 @@ def test_without_a_backend_the_remedy_is_named() -> None:
     bl.set_default_backend(bl.Mock(answers=["v"]))
     assert ask.run().ret_value == "v"
     bl.set_default_backend(None)
+
+
+def test_a_progress_function_that_raises_harms_no_item_and_is_told_at_the_end() -> None:
+    def progress(done: int, total: int) -> None:
+        raise ValueError("mine")
+
+    seen: list[Any] = []
+    with pytest.raises(ValueError, match="mine"):
+        for state in ask.run_batch(
+            [{}] * 20, backend=bl.Mock(answers=["v"]), num_threads=3, progress=progress, generator_style=True
+        ):
+            seen.append(state.ret_value)
+    assert seen == ["v"] * 20
+
+
+def test_a_batch_that_is_left_early_ends_what_runs_and_starts_no_more() -> None:
+    hosts.background()
+    before = threading.active_count()
+
+    async def first_only(call: GenCall) -> str:
+        return "v" if call.prompt.text == "item 0" else await forever(call)
+
+    mock = bl.Mock(answers=first_only)
+
+    @bl.function
+    def item(s: bl.State, a: int) -> Any:
+        s += f"item {a}" + bl.gen("x")
+        return s["x"]
+
+    states = item.run_batch([{"a": a} for a in range(50)], backend=mock, num_threads=4, generator_style=True)
+    assert next(states).ret_value == "v"
+    states.close()
+    assert mock.meter.in_flight == 0
+    assert len(mock.calls) <= 5
+    assert threading.active_count() == before

@@ -7,11 +7,11 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from branchline.lang import hosts
-from branchline.lang.errors import ProgramError
+from branchline.lang.errors import CancelledError, ProgramError
 from branchline.lang.state import State
 
 if TYPE_CHECKING:
@@ -19,18 +19,22 @@ if TYPE_CHECKING:
 
 
 class _Progress:
-    """Counts finished items and tells about it."""
+    """Counts finished items and tells about it. What the caller's own function raises is kept, and told once."""
 
     def __init__(self, total: int, told: Callable[[int, int], None] | None, bar: bool) -> None:
         self.total, self.told, self.bar = total, told, bar
         self.done = 0
+        self.error: Exception | None = None
         self._lock = threading.Lock()
 
     def step(self) -> None:
         with self._lock:
             self.done += 1
             if self.told is not None:
-                self.told(self.done, self.total)
+                try:
+                    self.told(self.done, self.total)
+                except Exception as error:  # it must not end the thread that runs other programs
+                    self.error, self.told = error, None
             if self.bar:
                 end = "\n" if self.done == self.total else ""
                 print(f"\r{self.done}/{self.total} programs done", end=end, file=sys.stderr, flush=True)
@@ -51,10 +55,12 @@ def run_batch(
     results: list[Future[State]] = [Future() for _ in batch]
     start = _start_async if program.is_async else _start_plain
     close = start(program, batch, settings, common, limit, results, meter)
-    return _collect(results, close, on_error)
+    return _collect(results, close, on_error, meter)
 
 
-def _collect(results: Sequence[Future[State]], close: Callable[[], None], on_error: str) -> Iterator[State]:
+def _collect(
+    results: Sequence[Future[State]], close: Callable[[], None], on_error: str, meter: _Progress
+) -> Iterator[State]:
     failure: BaseException | None = None
     try:
         for index, future in enumerate(results):
@@ -67,25 +73,10 @@ def _collect(results: Sequence[Future[State]], close: Callable[[], None], on_err
             yield state
     finally:
         close()
+    if meter.error is not None:
+        raise meter.error
     if failure is not None and on_error == "raise":
         raise failure
-
-
-def _one(program: Program, settings: Settings, arguments: Mapping[str, Any], out: Future[State]) -> None:
-    """One plain item, on whatever host it was put on. Never raises: the outcome is in the state."""
-    from branchline.lang.program import Run
-
-    state: State | None = None
-    try:
-        run = Run(settings, program.hints, hosts.background())
-        state = State(run.root)
-        program._drive(run, state, (), arguments, "state")
-    except BaseException as error:
-        if state is None:
-            out.set_exception(error)
-            return
-        state.failure = error
-    out.set_result(state)
 
 
 def _start_plain(
@@ -97,36 +88,50 @@ def _start_plain(
     results: Sequence[Future[State]],
     meter: _Progress,
 ) -> Callable[[], None]:
-    from branchline.lang.program import MOST_HOSTS
+    """Runs items as greenlets. The function it returns ends what still runs, and the threads."""
+    from branchline.lang.program import MOST_HOSTS, Run
 
     pool = hosts.Pool(max(1, min(MOST_HOSTS, limit, len(batch))))
     waiting = iter(enumerate(batch))
+    alive: dict[int, Run] = {}
+    left = CancelledError("the batch was left before its end")
+    stopped = threading.Event()
     lock = threading.Lock()
 
     def next_one() -> None:
         with lock:
-            item = next(waiting, None)
+            item = None if stopped.is_set() else next(waiting, None)
         if item is not None:
-            index, arguments = item
-            pool.start(functools.partial(body, index, {**common, **arguments}))
+            pool.start(functools.partial(body, *item))
 
     def body(index: int, arguments: Mapping[str, Any]) -> None:
-        future: Future[State] = Future()
-        _one(program, settings, arguments, future)
+        try:
+            run = alive[index] = Run(settings, program.hints, hosts.background())
+            state = State(run.root)
+            if stopped.is_set():
+                raise left
+            program._drive(run, state, (), {**common, **arguments}, "state")
+        except BaseException as error:
+            end: Callable[[], None] = functools.partial(results[index].set_exception, error)
+        else:
+            end = functools.partial(results[index].set_result, state)
         meter.step()
         next_one()
-        _hand_over(future, results[index])
+        alive.pop(index, None)
+        end()
+
+    def close() -> None:
+        with lock:
+            stopped.set()
+        running = dict(alive)
+        for run in running.values():
+            hosts.background().submit(run.abandon(left)).result()
+        wait(results[index] for index in running)
+        pool.close()
 
     for _ in range(min(limit, len(batch))):
         next_one()
-    return pool.close
-
-
-def _hand_over(source: Future[State], target: Future[State]) -> None:
-    if (error := source.exception()) is not None:
-        target.set_exception(error)
-    else:
-        target.set_result(source.result())
+    return close
 
 
 def _start_async(

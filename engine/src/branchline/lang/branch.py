@@ -357,7 +357,6 @@ class Branch:
             program=self.run.id,
             branch=self.path,
             lease=self.lease.id if self.lease else None,
-            group=hints.group,
             fork_width=self.fork_width or hints.fork_width,
             expected_tokens=hints.expected_tokens,
             deadline=self.run.deadline,

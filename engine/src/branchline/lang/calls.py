@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,10 @@ async def _answer(branch: Branch, call: GenCall, count: int, show: Callable[[Pie
     for attempt in range(retries + 1):
         begun = False
         try:
-            async with asyncio.timeout(_limit(branch, call.gen.timeout_s)), aclosing(_pieces(branch, call)) as pieces:
+            async with (
+                asyncio.timeout(_limit(branch, call.gen.timeout_s)),
+                aclosing(run.backend.generate(call)) as pieces,
+            ):
                 async for piece in pieces:
                     begun = begun or bool(piece.text)
                     if piece.index >= count:
@@ -99,11 +102,6 @@ async def _answer(branch: Branch, call: GenCall, count: int, show: Callable[[Pie
             await _pause(branch, attempt, error.retry_after_s)
     run.log(call, answer)
     return answer
-
-
-async def _pieces(branch: Branch, call: GenCall) -> AsyncGenerator[Piece]:
-    async for piece in branch.run.backend.generate(call):
-        yield piece
 
 
 def _limit(branch: Branch, timeout_s: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from branchline.lang.errors import ArgumentError
@@ -210,9 +210,7 @@ def check_regex(name: str, value: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What `@function(hints=…)` tells the gateway ahead: branches to expect and tokens a call."""
+    """What `@function(hints=…)` says ahead: branches, tokens a call. Sent as headers; no gateway reads them yet."""
 
     fork_width: int | None = None
     expected_tokens: int | None = None
-    group: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)

@@ -435,8 +435,8 @@ def function(
 ) -> Any:
     """Makes a program of a function whose first parameter is named s.
 
-    `hints` tell the gateway what is to come (fork width, expected tokens). `num_api_spec_tokens` is taken for programs
-    written for SGLang and refused: no backend here writes ahead.
+    `hints` say what is to come (fork width, expected tokens); `expected_tokens` is also the default of max_tokens.
+    `num_api_spec_tokens` is taken for programs written for SGLang and refused: no backend here writes ahead.
     """
     if num_api_spec_tokens is not None:
         raise ArgumentError("num_api_spec_tokens is not offered: leave it out; the program gives the same text without")

@@ -6,7 +6,7 @@ A backend refuses what it cannot do by `check`, before anything is sent. It owns
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -43,7 +43,6 @@ class Context:
     program: str  # unique id of the run
     branch: tuple[int, ...]
     lease: str | None = None
-    group: str | None = None
     fork_width: int | None = None
     expected_tokens: int | None = None
     deadline: float | None = None  # seconds on the loop's clock
@@ -157,8 +156,8 @@ class Backend(abc.ABC):
                 raise UnsupportedError(f"{name} is not possible on {self.name}: leave it out or use another backend")
 
     @abc.abstractmethod
-    def generate(self, call: GenCall) -> AsyncIterator[Piece]:
-        """Pieces of the answer, as they come. Closing the iterator aborts the call on the server.
+    def generate(self, call: GenCall) -> AsyncGenerator[Piece]:
+        """Pieces of the answer, as they come. Closing the generator aborts the call on the server.
 
         Raises:
             BackendError: the backend refused or failed; never a silent end.

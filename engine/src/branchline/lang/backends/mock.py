@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,7 +96,7 @@ class Mock(Backend):
             raise BackendError(f"the mock has {len(answers)} answers for n={count}")
         return answers
 
-    async def generate(self, call: GenCall) -> AsyncIterator[Piece]:
+    async def generate(self, call: GenCall) -> AsyncGenerator[Piece]:
         """The next answer, in pieces."""
         self.calls.append(call)
         meter, prompt = self.meter, call.prompt.text

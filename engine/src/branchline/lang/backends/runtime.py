@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import aiohttp
@@ -49,7 +50,8 @@ SENTINEL = "\u2042"
 class Runtime(Backend):
     """A Branchline server at `base_url`.
 
-    `api_key` is sent as a bearer token; `timeout_s` bounds connecting and the gap between two pieces, not a whole call.
+    `api_key` is sent as a bearer token. `connect_timeout_s` bounds connecting, `read_timeout_s` the gap between two
+    pieces; a whole call is bounded by its block's `timeout_s`.
     """
 
     options = frozenset(PARAMS) | frozenset(TOP)
@@ -76,7 +78,7 @@ class Runtime(Backend):
 
     # ---- calls ---------------------------------------------------------------------------------
 
-    async def generate(self, call: GenCall) -> AsyncIterator[Piece]:
+    async def generate(self, call: GenCall) -> AsyncGenerator[Piece]:
         """`POST /generate`; streams when somebody may be reading and there is one sequence."""
         body = self._body(call)
         count = call.sampling.n or 1
@@ -86,10 +88,11 @@ class Runtime(Backend):
                 yield Piece(item["text"], index, item["meta_info"])
             return
         sent, meta = "", None
-        async for data in self._events("/generate", {**body, "stream": True}, call.context):
-            text = data["text"]
-            yield Piece(text[len(sent) :])
-            sent, meta = text, data["meta_info"]
+        async with aclosing(self._events("/generate", {**body, "stream": True}, call.context)) as events:
+            async for data in events:
+                text = data["text"]
+                yield Piece(text[len(sent) :])
+                sent, meta = text, data["meta_info"]
         if meta is None:
             raise BackendError(f"{self.name} ended the stream without an answer")
         yield Piece("", 0, meta)
@@ -238,7 +241,7 @@ class Runtime(Backend):
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise BackendError(f"{self.name} cannot be used: {error or type(error).__name__}", status=503) from error
 
-    async def _events(self, path: str, body: dict[str, Any], context: Context) -> AsyncIterator[Any]:
+    async def _events(self, path: str, body: dict[str, Any], context: Context) -> AsyncGenerator[Any]:
         """Data of an event stream, up to `[DONE]`.
 
         Raises:
