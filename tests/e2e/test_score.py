@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from .conftest import Starter
 from .stack import Stack
 from .test_cases_logprobs_cache import ids_of
 
@@ -78,3 +79,13 @@ def test_a_score_finds_its_lease(stack: Stack) -> None:
 def test_what_cannot_be_scored_is_refused_by_field(stack: Stack, body: dict[str, Any], field: str) -> None:
     answer = stack.post("/v1/score", {"model": "default", **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), answer.text
+
+
+def test_a_workers_refusal_reaches_the_client_without_its_address(stacks: Starter) -> None:
+    stack = stacks("--max-total-tokens", "512")
+    answer = stack.post("/v1/score", {"model": "default", "prompt": ids_of(46, 600), "choices": [[5], [6]]})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code in (400, 429)
+    assert "grpc://" not in message and "127.0.0.1" not in message, message
+    assert "512" in message or "600" in message or "pages" in message, message
+    stack.assert_idle(10)

@@ -213,14 +213,6 @@ impl Worker {
         self.engine()?.score(request).await
     }
 
-    /// Some nodes of the radix tree.
-    pub async fn cache_tree(
-        &self,
-        request: proto::GetCacheTreeRequest,
-    ) -> Result<proto::GetCacheTreeResponse> {
-        self.engine()?.cache_tree(request).await
-    }
-
     /// Load, asked now.
     pub async fn load(&self) -> Result<proto::GetLoadResponse> {
         self.engine()?.load().await

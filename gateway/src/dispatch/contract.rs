@@ -29,19 +29,9 @@ pub struct Job {
 }
 
 impl Job {
-    /// What separates its cached prefixes.
-    pub(super) fn cache_key(&self) -> CacheKey<'_> {
-        CacheKey {
-            cache_salt: self.routing.cache_salt.as_deref(),
-            extra_key: self.routing.extra_key.as_deref(),
-            adapter: None,
-        }
-    }
-
     /// The request of the contract.
     pub(super) fn request(&self) -> proto::GenerateRequest {
         let routing = &self.routing;
-        let separated = routing.cache_salt.is_some() || routing.extra_key.is_some();
         let mut sampling = sampling(&self.sampling);
         // A model's own default of several sequences would be more than the client can tell apart.
         let usual = self.model.info.default_sampling.as_ref().and_then(|usual| usual.n);
@@ -53,11 +43,7 @@ impl Job {
             token_ids: self.tokens.clone(),
             sampling: Some(sampling),
             logprobs: self.logprobs.as_ref().map(|logprobs| self.logprob_params(logprobs)),
-            cache_namespace: separated.then(|| proto::CacheNamespace {
-                cache_salt: routing.cache_salt.clone(),
-                extra_key: routing.extra_key.clone(),
-                adapter: None,
-            }),
+            cache_namespace: cache_namespace(routing),
             priority: routing.priority,
             traceparent: self.traceparent.clone(),
             lease: self.lease.as_ref().map(JobLease::to_proto),
@@ -74,6 +60,25 @@ impl Job {
             token_ids: logprobs.token_ids.clone(),
         }
     }
+}
+
+/// What separates a request's cached prefixes, for choosing its worker.
+pub(super) fn cache_key(routing: &Routing) -> CacheKey<'_> {
+    CacheKey {
+        cache_salt: routing.cache_salt.as_deref(),
+        extra_key: routing.extra_key.as_deref(),
+        adapter: None,
+    }
+}
+
+/// The same as the contract says it; absent if nothing separates them.
+pub(super) fn cache_namespace(routing: &Routing) -> Option<proto::CacheNamespace> {
+    let separated = routing.cache_salt.is_some() || routing.extra_key.is_some();
+    separated.then(|| proto::CacheNamespace {
+        cache_salt: routing.cache_salt.clone(),
+        extra_key: routing.extra_key.clone(),
+        adapter: None,
+    })
 }
 
 fn sampling(sampling: &Sampling) -> proto::SamplingParams {

@@ -54,14 +54,19 @@ pub struct LeaseFound {
     pub ttl_ms: u64,
 }
 
+/// How a lease was found, in the words of answers.
+pub fn lease_state(report: &proto::LeaseReport) -> Option<&'static str> {
+    match report.state() {
+        proto::LeaseState::Held => Some("held"),
+        proto::LeaseState::Lost => Some("lost"),
+        proto::LeaseState::Unmatched => Some("unmatched"),
+        proto::LeaseState::Unspecified => None,
+    }
+}
+
 impl LeaseFound {
     fn read(report: proto::LeaseReport) -> Result<Self> {
-        let state = match report.state() {
-            proto::LeaseState::Held => "held",
-            proto::LeaseState::Lost => "lost",
-            proto::LeaseState::Unmatched => "unmatched",
-            proto::LeaseState::Unspecified => return Err(nonsense("a lease has no state")),
-        };
+        let state = lease_state(&report).ok_or_else(|| nonsense("a lease has no state"))?;
         let Some(grant) = report.grant else { return Ok(Self { state, ..Self::default() }) };
         Ok(Self {
             state,

@@ -13,6 +13,7 @@ use branchline_worker::{DeltaStream, RouteQuery, SubmitOptions, Transport};
 use futures_util::Stream;
 use tokio::time::Sleep;
 
+use super::contract::cache_key;
 use super::observe::Observer;
 use super::piece::nonsense;
 use super::{Job, JobLease, Piece};
@@ -84,7 +85,7 @@ fn attempt(
     }
     let query = RouteQuery {
         token_ids: &job.tokens,
-        namespace: job.cache_key(),
+        namespace: cache_key(&job.routing),
         exclude: tried,
         transport: Some(Transport::Grpc),
         engine_id: job.lease.as_ref().and_then(JobLease::engine_id),

@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use branchline_core::{Error, ErrorCode, Result};
 use branchline_protocol::Routing;
-use branchline_worker::{CacheKey, Model, RouteQuery, Transport, proto};
+use branchline_worker::{Model, RouteQuery, Transport, proto};
 
+use super::contract::{cache_key, cache_namespace};
 use super::{JobLease, LiveGuard};
 use crate::app::App;
 
@@ -38,11 +39,7 @@ pub async fn score(app: &App, job: ScoreJob, arrived: Instant) -> Result<(ScoreJ
     loop {
         let query = RouteQuery {
             token_ids: &job.prefix,
-            namespace: CacheKey {
-                cache_salt: job.routing.cache_salt.as_deref(),
-                extra_key: job.routing.extra_key.as_deref(),
-                adapter: None,
-            },
+            namespace: cache_key(&job.routing),
             exclude: &tried,
             transport: Some(Transport::Grpc),
             engine_id: job.lease.as_ref().and_then(JobLease::engine_id),
@@ -66,30 +63,14 @@ fn may_move(error: &Error) -> bool {
 }
 
 fn request(app: &App, job: &ScoreJob, arrived: Instant) -> proto::ScoreRequest {
-    let routing = &job.routing;
-    let separated = routing.cache_salt.is_some() || routing.extra_key.is_some();
     let deadline = app.options.request_timeout.map(|limit| limit.saturating_sub(arrived.elapsed()));
     proto::ScoreRequest {
         request_id: job.live.id().as_str().to_owned(),
         prefix_token_ids: job.prefix.clone(),
         choices: job.choices.iter().map(|ids| proto::Tokens { token_ids: ids.clone() }).collect(),
-        cache_namespace: separated.then(|| proto::CacheNamespace {
-            cache_salt: routing.cache_salt.clone(),
-            extra_key: routing.extra_key.clone(),
-            adapter: None,
-        }),
+        cache_namespace: cache_namespace(&job.routing),
         lease: job.lease.as_ref().map(JobLease::to_proto),
         deadline_ms: deadline.map(|left| left.as_millis().max(1) as u64),
         traceparent: String::new(),
-    }
-}
-
-/// How a lease was found, in the words of answers.
-pub fn lease_state(report: &proto::LeaseReport) -> Option<&'static str> {
-    match report.state() {
-        proto::LeaseState::Unspecified => None,
-        proto::LeaseState::Held => Some("held"),
-        proto::LeaseState::Lost => Some("lost"),
-        proto::LeaseState::Unmatched => Some("unmatched"),
     }
 }

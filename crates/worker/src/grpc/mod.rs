@@ -105,6 +105,12 @@ impl Engine {
             .with_retry_after(Duration::from_secs(1))
     }
 
+    /// An error as clients may see it: what was refused, not where.
+    fn told(&self, error: Error) -> Error {
+        let message = error.message.replace(&format!("worker {}", self.url), "the worker");
+        Error { message, ..error }
+    }
+
     pub(crate) fn submit(
         &self,
         mut request: proto::GenerateRequest,
@@ -165,25 +171,21 @@ impl Engine {
         &self,
         request: proto::RenewLeaseRequest,
     ) -> Result<proto::RenewLeaseResponse> {
-        self.call("RenewLease", async |mut client| client.renew_lease(request).await).await
+        let answer = self.call("RenewLease", async |mut client| client.renew_lease(request).await).await;
+        answer.map_err(|error| self.told(error))
     }
 
     pub(crate) async fn release_lease(&self, request: proto::ReleaseLeaseRequest) -> Result<bool> {
-        Ok(self.call("ReleaseLease", async |mut client| client.release_lease(request).await).await?.released)
-    }
-
-    pub(crate) async fn cache_tree(
-        &self,
-        request: proto::GetCacheTreeRequest,
-    ) -> Result<proto::GetCacheTreeResponse> {
-        self.call("GetCacheTree", async |mut client| client.get_cache_tree(request).await).await
+        let answer = self.call("ReleaseLease", async |mut client| client.release_lease(request).await).await;
+        answer.map(|answer| answer.released).map_err(|error| self.told(error))
     }
 
     /// Waits as long as it takes: the request has its own deadline.
     pub(crate) async fn score(&self, request: proto::ScoreRequest) -> Result<proto::ScoreResponse> {
-        let client = self.client.load_full().ok_or_else(|| self.away())?;
+        let client = self.client.load_full().ok_or_else(|| self.told(self.away()))?;
         let answer = (*client).clone().score(request).await;
-        answer.map(Response::into_inner).map_err(|status| error_from_status(&self.url, "Score", &status))
+        let error = |status| self.told(error_from_status(&self.url, "Score", &status));
+        answer.map(Response::into_inner).map_err(error)
     }
 
     pub(crate) async fn load(&self) -> Result<proto::GetLoadResponse> {
