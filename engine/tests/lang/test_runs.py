@@ -370,3 +370,23 @@ def test_a_batch_that_is_left_early_ends_what_runs_and_starts_no_more() -> None:
     assert mock.meter.in_flight == 0
     assert len(mock.calls) <= 5
     assert threading.active_count() == before
+
+
+def test_an_async_batch_that_is_left_early_aborts_what_runs() -> None:
+    async def first_only(call: GenCall) -> str:
+        return "v" if call.prompt.text == "item 0" else await forever(call)
+
+    mock = bl.Mock(answers=first_only)
+
+    @bl.function
+    async def item(s: bl.State, a: int) -> Any:
+        s += f"item {a}" + bl.gen("x")
+        return await s.get("x")
+
+    states = item.run_batch([{"a": a} for a in range(50)], backend=mock, num_threads=4, generator_style=True)
+    assert next(states).ret_value == "v"
+    states.close()
+    ended = threading.Event()
+    while mock.meter.in_flight:
+        ended.wait(0.01)
+    assert len(mock.calls) <= 5

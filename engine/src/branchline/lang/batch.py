@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from branchline.lang import hosts
@@ -40,6 +41,19 @@ class _Progress:
                 print(f"\r{self.done}/{self.total} programs done", end=end, file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one batch is made of; `results` has a future for each item, in order."""
+
+    program: Program
+    items: Sequence[Mapping[str, Any]]
+    settings: Settings
+    common: Mapping[str, Any]
+    limit: int
+    meter: _Progress
+    results: Sequence[Future[State]]
+
+
 def run_batch(
     program: Program,
     batch: Sequence[Mapping[str, Any]],
@@ -52,18 +66,15 @@ def run_batch(
 ) -> Iterator[State]:
     """Yields states in input order; see `Program.run_batch`."""
     meter = _Progress(len(batch), progress, bar)
-    results: list[Future[State]] = [Future() for _ in batch]
-    start = _start_async if program.is_async else _start_plain
-    close = start(program, batch, settings, common, limit, results, meter)
-    return _collect(results, close, on_error, meter)
+    work = _Work(program, batch, settings, common, limit, meter, [Future() for _ in batch])
+    close = _start_async(work) if program.is_async else _start_plain(work)
+    return _collect(work, close, on_error)
 
 
-def _collect(
-    results: Sequence[Future[State]], close: Callable[[], None], on_error: str, meter: _Progress
-) -> Iterator[State]:
+def _collect(work: _Work, close: Callable[[], None], on_error: str) -> Iterator[State]:
     failure: BaseException | None = None
     try:
-        for index, future in enumerate(results):
+        for index, future in enumerate(work.results):
             state = hosts.wait(future)
             if state.failure is not None and failure is None:
                 failure = state.failure
@@ -73,26 +84,18 @@ def _collect(
             yield state
     finally:
         close()
-    if meter.error is not None:
-        raise meter.error
+    if work.meter.error is not None:
+        raise work.meter.error
     if failure is not None and on_error == "raise":
         raise failure
 
 
-def _start_plain(
-    program: Program,
-    batch: Sequence[Mapping[str, Any]],
-    settings: Settings,
-    common: Mapping[str, Any],
-    limit: int,
-    results: Sequence[Future[State]],
-    meter: _Progress,
-) -> Callable[[], None]:
+def _start_plain(work: _Work) -> Callable[[], None]:
     """Runs items as greenlets. The function it returns ends what still runs, and the threads."""
     from branchline.lang.program import MOST_HOSTS, Run
 
-    pool = hosts.Pool(max(1, min(MOST_HOSTS, limit, len(batch))))
-    waiting = iter(enumerate(batch))
+    pool = hosts.Pool(max(1, min(MOST_HOSTS, work.limit, len(work.items))))
+    waiting = iter(enumerate(work.items))
     alive: dict[int, Run] = {}
     left = CancelledError("the batch was left before its end")
     stopped = threading.Event()
@@ -106,16 +109,16 @@ def _start_plain(
 
     def body(index: int, arguments: Mapping[str, Any]) -> None:
         try:
-            run = alive[index] = Run(settings, program.hints, hosts.background())
+            run = alive[index] = Run(work.settings, work.program.hints, hosts.background())
             state = State(run.root)
             if stopped.is_set():
                 raise left
-            program._drive(run, state, (), {**common, **arguments}, "state")
+            work.program._drive(run, state, (), {**work.common, **arguments}, "state")
         except BaseException as error:
-            end: Callable[[], None] = functools.partial(results[index].set_exception, error)
+            end: Callable[[], None] = functools.partial(work.results[index].set_exception, error)
         else:
-            end = functools.partial(results[index].set_result, state)
-        meter.step()
+            end = functools.partial(work.results[index].set_result, state)
+        work.meter.step()
         next_one()
         alive.pop(index, None)
         end()
@@ -126,37 +129,35 @@ def _start_plain(
         running = dict(alive)
         for run in running.values():
             hosts.background().submit(run.abandon(left)).result()
-        wait(results[index] for index in running)
+        wait(work.results[index] for index in running)
         pool.close()
 
-    for _ in range(min(limit, len(batch))):
+    for _ in range(min(work.limit, len(work.items))):
         next_one()
     return close
 
 
-def _start_async(
-    program: Program,
-    batch: Sequence[Mapping[str, Any]],
-    settings: Settings,
-    common: Mapping[str, Any],
-    limit: int,
-    results: Sequence[Future[State]],
-    meter: _Progress,
-) -> Callable[[], None]:
+def _start_async(work: _Work) -> Callable[[], None]:
+    """Runs items as tasks of the loop. The function it returns ends what still runs."""
+
     async def everything() -> None:
-        gate = asyncio.Semaphore(limit)
+        gate = asyncio.Semaphore(work.limit)
 
         async def one(index: int, arguments: Mapping[str, Any]) -> None:
             async with gate:
                 try:
-                    state = await program._run_async(settings, (), {**common, **arguments}, "state")
+                    state = await work.program._run_async(work.settings, (), {**work.common, **arguments}, "state")
                 except BaseException as error:
-                    results[index].set_exception(error)
+                    work.results[index].set_exception(error)
                 else:
-                    results[index].set_result(state)
-                meter.step()
+                    work.results[index].set_result(state)
+                work.meter.step()
 
-        await asyncio.gather(*(one(index, arguments) for index, arguments in enumerate(batch)))
+        await asyncio.gather(*(one(index, arguments) for index, arguments in enumerate(work.items)))
 
-    hosts.background().submit(everything())
-    return lambda: None
+    running = hosts.background().submit(everything())
+
+    def close() -> None:
+        running.cancel()  # what still runs is abandoned, its calls aborted; nothing if all have ended
+
+    return close
