@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use branchline_core::Result;
 use branchline_telemetry::Metrics;
-use branchline_worker::{Fleet, FleetOptions};
+use branchline_worker::{BreakerOptions, BudgetOptions, Fleet, FleetOptions, HealthOptions, OutlierOptions};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Options;
 use crate::dispatch::{LeaseSigner, LiveRequests, Offload};
 use crate::guard::BodyLimit;
+use crate::http::Explanations;
+use crate::workers::Workers;
 
 /// The parts of a running gateway.
 pub struct App {
@@ -27,6 +29,10 @@ pub struct App {
     pub stop: CancellationToken,
     /// Requests on engines, by id.
     pub live: Arc<LiveRequests>,
+    /// Why the latest requests went where they went.
+    pub explanations: Arc<Explanations>,
+    /// Workers from files, names and requests, and what of them survives a restart.
+    pub workers: Arc<Workers>,
     /// Where tokenising and template rendering run.
     pub offload: Offload,
     /// Signs and reads lease ids.
@@ -42,9 +48,6 @@ impl App {
     pub fn build(options: Options) -> Result<Arc<Self>> {
         let metrics = Arc::new(Metrics::default());
         let fleet = Fleet::new(fleet_options(&options), Arc::clone(&metrics));
-        for url in &options.worker_urls {
-            fleet.add(url)?;
-        }
         if options.lease_key.is_none() {
             tracing::info!(
                 "lease-key is not set: lease ids are good at this gateway only, and until it stops"
@@ -52,7 +55,11 @@ impl App {
         }
         let tracker = TaskTracker::new();
         let leases = LeaseSigner::new(options.lease_key.as_ref());
+        let stop = CancellationToken::new();
+        let workers = Workers::start(&options, &fleet, &tracker, &stop)?;
         Ok(Arc::new(Self {
+            explanations: Arc::default(),
+            workers,
             fleet,
             options,
             metrics,
@@ -60,7 +67,7 @@ impl App {
             leases,
             offload: Offload::new(tracker.clone()),
             tracker,
-            stop: CancellationToken::new(),
+            stop,
             draining: AtomicBool::new(false),
         }))
     }
@@ -84,9 +91,38 @@ impl App {
 fn fleet_options(options: &Options) -> FleetOptions {
     FleetOptions {
         policy: options.policy,
+        model_policies: options.model_policy.iter().map(|pair| (pair.0.clone(), pair.1)).collect(),
+        model_aliases: options.model_alias.iter().map(|pair| (pair.0.clone(), pair.1.clone())).collect(),
+        health: health_options(options),
+        budget: BudgetOptions { share: options.retry_budget.0, ..BudgetOptions::default() },
+        usage_limit: options.worker_usage_limit.0,
+        connect_timeout: options.connect_timeout,
+        text_index_ttl: options.cache_index_ttl,
+        block_index_bytes: options.block_index_size.0,
         worker_token: options.worker_token.as_ref().map(|token| token.reveal().to_owned()),
         gateway_id: format!("{}:{}", options.host, options.port),
         text_index_bytes: options.cache_index_size.0,
         ..FleetOptions::default()
+    }
+}
+
+fn health_options(options: &Options) -> HealthOptions {
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    HealthOptions {
+        breaker: BreakerOptions {
+            failures: count(options.breaker_failures),
+            share: options.breaker_share.0,
+            open: options.breaker_open,
+            successes: count(options.breaker_successes),
+            ..BreakerOptions::default()
+        },
+        slow_start: options.slow_start,
+        suspect_after: options.suspect_after,
+        outlier: OutlierOptions {
+            share: options.outlier_share.0,
+            ceiling: options.outlier_ceiling.0,
+            ..OutlierOptions::default()
+        },
+        ..HealthOptions::default()
     }
 }

@@ -1,7 +1,8 @@
 //! The Branchline gateway: HTTP side and composition root.
 //!
 //! Reading order: [`config`] (what the operator wants), [`lifecycle`] (bind, serve, drain), [`app`]
-//! (what a process holds), [`http`] (routes), [`guard`] (who may call). The binary and the Python wheel
+//! (what a process holds), [`http`] (routes), [`guard`] (who may call), [`workers`]
+//! (where workers come from). The binary and the Python wheel
 //! both run [`lifecycle::Server`].
 
 pub mod app;
@@ -11,6 +12,7 @@ pub mod dispatch;
 pub mod guard;
 pub mod http;
 pub mod lifecycle;
+pub mod workers;
 
 pub use app::App;
 pub use config::Options;

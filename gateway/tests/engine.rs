@@ -98,7 +98,9 @@ async fn api_default_temperature_is_absent_at_the_engine_unless_sent() {
     gateway.post("/v1/chat/completions", &chat(json!({"temperature": 0, "top_p": 1, "top_k": -1}))).await;
     let sampling: Vec<_> =
         engine.submits().into_iter().map(|submit| submit.request.unwrap().sampling.unwrap()).collect();
-    let bare = proto::SamplingParams { max_tokens: sampling[0].max_tokens, ..Default::default() };
+    // The seed is the gateway's own, so that a continuation elsewhere draws the same numbers.
+    let (max_tokens, seed) = (sampling[0].max_tokens, sampling[0].seed);
+    let bare = proto::SamplingParams { max_tokens, seed, ..Default::default() };
     assert_eq!(sampling[0], bare);
     assert_eq!(
         (sampling[1].temperature, sampling[1].top_p, sampling[1].top_k),

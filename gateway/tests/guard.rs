@@ -88,7 +88,7 @@ async fn workers_are_listed_added_and_removed() {
     assert_eq!(gateway.get("/health").await.status, 503);
     let body = format!(r#"{{"url":"{}"}}"#, worker.url());
     let added = gateway.post("/workers", &body).await;
-    assert_eq!(added.status, 201);
+    assert_eq!(added.status, 202);
     assert_eq!(gateway.post("/workers", &body).await.status, 409);
     assert_eq!(gateway.post("/workers", r#"{"url":"ftp://x"}"#).await.status, 400);
     let ready = gateway.app.fleet.wait_until(|fleet| fleet.workers().iter().all(|worker| worker.is_ready()));

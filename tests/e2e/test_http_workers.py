@@ -108,13 +108,19 @@ def chain(stacks: Starter, tiny: TinyModels) -> Iterator[tuple[Stack, Gateway]]:
         assert outer.stop() == 0
 
 
+def last_sent(tap: Tap, path: str) -> tuple[Any, ...]:
+    """What the worker sent last for a path. The client has the end mark before the tap has noted the answer's end."""
+    wait_until(lambda: any(entry[0] == path for entry in tap.bodies), 5, f"an answer to {path} is noted")
+    return [entry[1:] for entry in tap.bodies if entry[0] == path][-1]
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_answers_are_relayed_byte_for_byte(stacks: Starter, tiny: TinyModels, streamed: bool) -> None:
     worker = stacks(model=str(tiny.llama("plain")))
     with tapped(worker.url) as (tap, outer):
         for path, body in REQUESTS:
             answer = outer.client.post(path, json={**body, "stream": streamed})
-            sent = [entry[1:] for entry in tap.bodies if entry[0] == path][-1]
+            sent = last_sent(tap, path)
             assert (answer.status_code, answer.headers["content-type"], answer.content) == sent
             assert answer.content
             if answer.status_code == 200 and streamed:

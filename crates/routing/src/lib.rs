@@ -7,8 +7,9 @@
 mod block;
 mod identity;
 mod policy;
+mod slots;
 mod text;
 
 pub use block::{Batch, BlockIndex, Change, Gap};
-pub use policy::{Candidate, Policy, PolicyKind};
+pub use policy::{Ask, Candidate, Policy, PolicyKind};
 pub use text::{BLOCK_BYTES, TextIndex};

@@ -1,23 +1,47 @@
-//! How one of several workers is chosen. A policy sees costs and loads only; it does no I/O and keeps no clock.
+//! How one of several workers is chosen. A policy sees costs, loads and keys only; it does no I/O and keeps no clock.
+
+mod cost;
+mod keyed;
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use branchline_core::{Error, WorkerId};
 use rand::{Rng, RngExt};
 
+use cost::{CacheAware, LeastLoad};
+use keyed::{ConsistentHashing, PrefixHash, Sticky};
+
 /// A worker that could serve the request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
     /// Who.
     pub worker: WorkerId,
+    /// A hash of its address, the same at every gateway.
+    pub name: u64,
     /// Prompt tokens it would have to compute.
     pub uncached_tokens: u64,
     /// Prompt tokens of its other requests not computed yet.
     pub queued_tokens: u64,
     /// Its requests from choice to last byte.
     pub running: u64,
+    /// Share of its KV pool in use, [0, 1]; 0 if unknown.
+    pub usage: f64,
+    /// How much it gets done beside a usual worker, above 0; less while it warms up or if it is dear.
+    pub speed: f64,
+}
+
+/// What is known of the request itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// Hash of what the client says belongs together (a session, a user).
+    pub key: Option<u64>,
+    /// Hash of the prompt's beginning.
+    pub prefix: Option<u64>,
+    /// Now, on the caller's clock.
+    pub now: Duration,
 }
 
 /// Chooses among candidates. Conformance of all implementations is one test suite.
@@ -26,7 +50,7 @@ pub trait Policy: fmt::Debug + Send + Sync {
     fn kind(&self) -> PolicyKind;
 
     /// Position of the chosen candidate; `None` only if there is no candidate. May draw from `random`.
-    fn choose(&self, candidates: &[Candidate], random: &mut dyn Rng) -> Option<usize>;
+    fn choose(&self, candidates: &[Candidate], ask: &Ask, random: &mut dyn Rng) -> Option<usize>;
 }
 
 /// The policies by name.
@@ -38,6 +62,14 @@ pub enum PolicyKind {
     RoundRobin,
     /// The less loaded of two random ones.
     PowerOfTwo,
+    /// The least loaded.
+    LeastLoad,
+    /// The one that a session's or user's key falls on.
+    ConsistentHashing,
+    /// The one that the prompt's beginning falls on, unless it has more than its share.
+    PrefixHash,
+    /// The one that had the session's last request.
+    Sticky,
     /// The cheapest by uncached prompt and load.
     #[default]
     CacheAware,
@@ -45,7 +77,16 @@ pub enum PolicyKind {
 
 impl PolicyKind {
     /// All, in the order of the reference page.
-    pub const ALL: [Self; 4] = [Self::CacheAware, Self::RoundRobin, Self::PowerOfTwo, Self::Random];
+    pub const ALL: [Self; 8] = [
+        Self::CacheAware,
+        Self::LeastLoad,
+        Self::RoundRobin,
+        Self::PowerOfTwo,
+        Self::Random,
+        Self::ConsistentHashing,
+        Self::PrefixHash,
+        Self::Sticky,
+    ];
 
     /// The name in options.
     pub const fn name(self) -> &'static str {
@@ -53,6 +94,10 @@ impl PolicyKind {
             Self::Random => "random",
             Self::RoundRobin => "round_robin",
             Self::PowerOfTwo => "power_of_two",
+            Self::LeastLoad => "least_load",
+            Self::ConsistentHashing => "consistent_hashing",
+            Self::PrefixHash => "prefix_hash",
+            Self::Sticky => "sticky",
             Self::CacheAware => "cache_aware",
         }
     }
@@ -62,12 +107,26 @@ impl PolicyKind {
         self == Self::CacheAware
     }
 
+    /// Whether choices need [`Ask::key`].
+    pub fn needs_key(self) -> bool {
+        matches!(self, Self::ConsistentHashing | Self::Sticky)
+    }
+
+    /// Whether choices need [`Ask::prefix`].
+    pub fn needs_prefix(self) -> bool {
+        self == Self::PrefixHash
+    }
+
     /// A fresh policy of this kind.
     pub fn build(self) -> Box<dyn Policy> {
         match self {
             Self::Random => Box::new(Random),
             Self::RoundRobin => Box::new(RoundRobin::default()),
             Self::PowerOfTwo => Box::new(PowerOfTwo),
+            Self::LeastLoad => Box::new(LeastLoad),
+            Self::ConsistentHashing => Box::new(ConsistentHashing),
+            Self::PrefixHash => Box::new(PrefixHash),
+            Self::Sticky => Box::new(Sticky::default()),
             Self::CacheAware => Box::new(CacheAware),
         }
     }
@@ -85,20 +144,32 @@ impl FromStr for PolicyKind {
 }
 
 /// Tokens of prefill that one running request is worth: it shares each step with the newcomer.
-const RUNNING_TOKENS: u64 = 64;
+const RUNNING_TOKENS: f64 = 64.0;
+/// Tokens of prefill that a KV pool costs for each full pool's worth it is used over what is left.
+const PRESSURE_TOKENS: f64 = 300.0;
 
 impl Candidate {
-    /// Load in tokens, the request's own prompt left out.
-    fn load(&self) -> u64 {
-        self.queued_tokens.saturating_add(self.running.saturating_mul(RUNNING_TOKENS))
+    /// Load in tokens of a usual worker, the request's own prompt left out.
+    fn load(&self) -> f64 {
+        (self.queued_tokens as f64 + self.standing()) / self.speed
     }
 
     /// The request's own prompt and load. Queued prompts count half: computing a prefix twice costs the fleet its
     /// whole length, waiting for it costs this request some time, so twins in flight stay together.
-    fn cost(&self) -> u64 {
-        let running = self.running.saturating_mul(RUNNING_TOKENS);
-        self.uncached_tokens.saturating_add(self.queued_tokens / 2).saturating_add(running)
+    pub fn cost(&self) -> f64 {
+        (self.uncached_tokens as f64 + self.queued_tokens as f64 / 2.0 + self.standing()) / self.speed
     }
+
+    /// What its running requests and its full pool cost a newcomer.
+    fn standing(&self) -> f64 {
+        let usage = self.usage.clamp(0.0, 0.99);
+        self.running as f64 * RUNNING_TOKENS + PRESSURE_TOKENS * usage / (1.0 - usage)
+    }
+}
+
+/// Whether a candidate that was drawn without regard to its speed takes the request.
+fn takes(candidate: &Candidate, random: &mut dyn Rng) -> bool {
+    candidate.speed >= 1.0 || random.random::<f64>() < candidate.speed
 }
 
 #[derive(Debug)]
@@ -109,8 +180,14 @@ impl Policy for Random {
         PolicyKind::Random
     }
 
-    fn choose(&self, candidates: &[Candidate], random: &mut dyn Rng) -> Option<usize> {
-        (!candidates.is_empty()).then(|| random.random_range(0..candidates.len()))
+    fn choose(&self, candidates: &[Candidate], _: &Ask, random: &mut dyn Rng) -> Option<usize> {
+        let draw = |random: &mut dyn Rng| random.random_range(0..candidates.len());
+        if candidates.is_empty() {
+            return None;
+        }
+        // A fleet of slow ones only must not draw for ever.
+        let drawn = (0..4).map(|_| draw(random)).collect::<smallvec::SmallVec<[usize; 4]>>();
+        drawn.iter().copied().find(|at| takes(&candidates[*at], random)).or(drawn.first().copied())
     }
 }
 
@@ -125,8 +202,16 @@ impl Policy for RoundRobin {
         PolicyKind::RoundRobin
     }
 
-    fn choose(&self, candidates: &[Candidate], _: &mut dyn Rng) -> Option<usize> {
-        (!candidates.is_empty()).then(|| self.turn.fetch_add(1, Ordering::Relaxed) % candidates.len())
+    fn choose(&self, candidates: &[Candidate], _: &Ask, random: &mut dyn Rng) -> Option<usize> {
+        let next = || self.turn.fetch_add(1, Ordering::Relaxed) % candidates.len();
+        if candidates.is_empty() {
+            return None;
+        }
+        let first = next();
+        if takes(&candidates[first], random) {
+            return Some(first);
+        }
+        Some(next())
     }
 }
 
@@ -138,7 +223,7 @@ impl Policy for PowerOfTwo {
         PolicyKind::PowerOfTwo
     }
 
-    fn choose(&self, candidates: &[Candidate], random: &mut dyn Rng) -> Option<usize> {
+    fn choose(&self, candidates: &[Candidate], _: &Ask, random: &mut dyn Rng) -> Option<usize> {
         match candidates.len() {
             0 => None,
             1 => Some(0),
@@ -149,23 +234,6 @@ impl Policy for PowerOfTwo {
                 Some(if candidates[second].load() < candidates[first].load() { second } else { first })
             }
         }
-    }
-}
-
-#[derive(Debug)]
-struct CacheAware;
-
-impl Policy for CacheAware {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::CacheAware
-    }
-
-    fn choose(&self, candidates: &[Candidate], random: &mut dyn Rng) -> Option<usize> {
-        let least = candidates.iter().map(Candidate::cost).min()?;
-        // Costs this close are noise; without the draw, ties would always fall on the first worker.
-        let limit = least.saturating_add((least / 50).max(RUNNING_TOKENS / 4));
-        let near = || candidates.iter().enumerate().filter(|(_, candidate)| candidate.cost() <= limit);
-        near().nth(random.random_range(0..near().count())).map(|(position, _)| position)
     }
 }
 

@@ -4,11 +4,14 @@
 //! Entries are kept in order of use under a byte budget, a parent always fresher than its children, so the
 //! deepest blocks of the oldest prompts go first.
 
+use std::time::Duration;
+
 use branchline_core::WorkerId;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::identity::HashMap;
+use crate::slots::Mask;
 
 /// Bytes of prompt text a block.
 pub const BLOCK_BYTES: usize = 256;
@@ -28,8 +31,10 @@ struct Entry {
     hash: u64,
     fresher: u32,
     staler: u32,
-    /// One bit a slot of `TextIndex::slots`.
-    holders: SmallVec<[u64; 1]>,
+    /// When it was last used, in seconds of the caller's clock.
+    used: u32,
+    /// One bit for each of the first 64 slots of `TextIndex::slots`; further ones are in `TextIndex::more`.
+    holders: u64,
 }
 
 /// Chained block hash of prompt text → workers it was sent to.
@@ -44,11 +49,14 @@ pub struct TextIndex {
     stalest: u32,
     /// Workers by bit; a purged worker's bit is used again.
     slots: Vec<Option<WorkerId>>,
+    /// Holders beyond the first 64 slots, by place.
+    more: std::collections::HashMap<u32, Mask>,
+    ttl: Duration,
 }
 
 impl TextIndex {
-    /// An index of at most `budget` bytes.
-    pub fn new(budget: usize) -> Self {
+    /// An index of at most `budget` bytes that believes a prompt to be cached for `ttl` after its last use.
+    pub fn new(budget: usize, ttl: Duration) -> Self {
         let limit = (budget / ENTRY_BYTES).clamp(1, NONE as usize - 1);
         Self {
             places: HashMap::default(),
@@ -58,6 +66,8 @@ impl TextIndex {
             freshest: NONE,
             stalest: NONE,
             slots: Vec::new(),
+            more: std::collections::HashMap::new(),
+            ttl,
         }
     }
 
@@ -73,8 +83,9 @@ impl TextIndex {
             .collect()
     }
 
-    /// Leading blocks of `hashes` that were sent to each of `workers`.
-    pub fn matches(&self, hashes: &[u64], workers: &[WorkerId]) -> Vec<usize> {
+    /// Leading blocks of `hashes` that were sent to each of `workers`, as of `now` on the caller's clock.
+    pub fn matches(&self, hashes: &[u64], workers: &[WorkerId], now: Duration) -> Vec<usize> {
+        let oldest = now.saturating_sub(self.ttl).as_secs();
         let mut found = vec![0; workers.len()];
         let mut live: SmallVec<[(usize, usize); 16]> = SmallVec::new();
         for (position, worker) in workers.iter().enumerate() {
@@ -82,9 +93,15 @@ impl TextIndex {
         }
         for (depth, hash) in hashes.iter().enumerate() {
             let Some(place) = self.places.get(hash) else { break };
-            let holders = &self.entries[*place as usize].holders;
+            let entry = &self.entries[*place as usize];
+            if u64::from(entry.used) < oldest {
+                break;
+            }
             live.retain(|(position, slot)| {
-                let has = holders.get(*slot / 64).is_some_and(|word| word >> (*slot % 64) & 1 == 1);
+                let has = match *slot {
+                    slot @ 0..64 => entry.holders >> slot & 1 == 1,
+                    slot => self.more.get(place).is_some_and(|more| more.has(slot)),
+                };
                 if has {
                     found[*position] = depth + 1;
                 }
@@ -98,17 +115,24 @@ impl TextIndex {
     }
 
     /// Notes that the prompt was sent to `worker`. Prompts longer than the whole budget keep their beginning.
-    pub fn insert(&mut self, worker: WorkerId, hashes: &[u64]) {
+    pub fn insert(&mut self, worker: WorkerId, hashes: &[u64], now: Duration) {
+        let used = u32::try_from(now.as_secs()).unwrap_or(u32::MAX);
         let slot = self.claim(worker);
         let kept = &hashes[..hashes.len().min(self.limit)];
         // Deepest first: what is touched last is freshest.
         for hash in kept.iter().rev() {
             let place = self.touch(*hash);
-            let holders = &mut self.entries[place as usize].holders;
-            if holders.len() <= slot / 64 {
-                holders.resize(slot / 64 + 1, 0);
+            let entry = &mut self.entries[place as usize];
+            if entry.used < used && now.as_secs().saturating_sub(entry.used.into()) > self.ttl.as_secs() {
+                // Whoever had it so long ago has it no more.
+                entry.holders = 0;
+                self.more.remove(&place);
             }
-            holders[slot / 64] |= 1 << (slot % 64);
+            entry.used = used;
+            match slot {
+                0..64 => entry.holders |= 1 << slot,
+                _ => self.more.entry(place).or_default().insert(slot),
+            }
         }
     }
 
@@ -116,10 +140,10 @@ impl TextIndex {
     pub fn purge(&mut self, worker: WorkerId) {
         let Some(slot) = self.slot(worker) else { return };
         self.slots[slot] = None;
-        for entry in &mut self.entries {
-            if let Some(word) = entry.holders.get_mut(slot / 64) {
-                *word &= !(1 << (slot % 64));
-            }
+        if slot < 64 {
+            self.entries.iter_mut().for_each(|entry| entry.holders &= !(1 << slot));
+        } else {
+            self.more.values_mut().for_each(|more| more.remove(slot));
         }
     }
 
@@ -163,7 +187,7 @@ impl TextIndex {
             }
             return place;
         }
-        let entry = Entry { hash, fresher: NONE, staler: NONE, holders: SmallVec::new() };
+        let entry = Entry { hash, fresher: NONE, staler: NONE, used: 0, holders: 0 };
         let place = if self.entries.len() < self.limit {
             if self.entries.len() == self.entries.capacity() {
                 let more = self.entries.len().max(64).min(self.limit - self.entries.len());
@@ -175,6 +199,7 @@ impl TextIndex {
             let place = self.stalest;
             self.unlink(place);
             self.places.remove(&self.entries[place as usize].hash);
+            self.more.remove(&place);
             self.entries[place as usize] = entry;
             place
         };

@@ -156,6 +156,14 @@ table! {
     worker_in_flight: Gauges(Gauge, Gauge::default) = "branchline_router_worker_in_flight" ["worker"];
     #[doc = " Failures charged to the worker."]
     worker_failures: Counters(Counter, Counter::default) = "branchline_router_worker_failures" ["worker"];
+    #[doc = " Times the worker was suspected: silent for far longer than predicted while its peers went on."]
+    worker_suspected: Counters(Counter, Counter::default) = "branchline_router_worker_suspected" ["worker"];
+    #[doc = " Streams continued on another worker after theirs had died."]
+    continuations: Counters(Counter, Counter::default) = "branchline_router_continuations" [];
+    #[doc = " Retries that the retry budget refused."]
+    retries_refused: Counters(Counter, Counter::default) = "branchline_router_retries_refused" [];
+    #[doc = " Difference between the cached tokens that the router predicted and those that the worker reported, summed over requests without their signs."]
+    prediction_error: Counters(Counter, Counter::default) = "branchline_router_prediction_error_tokens" [];
     #[doc = " Attempts moved to another worker before the first byte, by reason."]
     retries: Counters(Counter, Counter::default) = "branchline_router_retries" ["reason"];
     #[doc = " Requests ended early, by reason: client (it left), api (an abort call), shutdown."]

@@ -240,10 +240,15 @@ async fn take(step: Step, stream: &mut TcpStream, shared: &Shared) -> std::io::R
     let left = || shared.record.send_modify(|record| record.left += 1);
     match step {
         Step::Send(bytes) => stream.write_all(&bytes).await.inspect_err(|_| left())?,
-        Step::Flood(bytes) => loop {
-            let written = stream.write(&bytes).await.inspect_err(|_| left())?;
-            shared.record.send_modify(|record| record.flooded += written);
-        },
+        Step::Flood(bytes) => {
+            // A write may be cut anywhere; the next one goes on there, so that the framing holds.
+            let mut at = 0;
+            loop {
+                let written = stream.write(&bytes[at..]).await.inspect_err(|_| left())?;
+                at = (at + written) % bytes.len();
+                shared.record.send_modify(|record| record.flooded += written);
+            }
+        }
         Step::Pause(time) => {
             if tokio::time::timeout(time, stream.read(&mut byte)).await.is_ok() {
                 left();

@@ -44,6 +44,20 @@ impl Address {
         };
         Ok(Self { transport, authority })
     }
+
+    /// Refuses a `connection_mode` that contradicts the URL.
+    pub(crate) fn agrees(&self, mode: Option<&str>) -> Result<()> {
+        match mode {
+            Some(mode) if mode != self.transport.to_string() => Err(Error::invalid(
+                "connection_mode",
+                format!(
+                    "connection_mode is '{mode}' and the url says {}; leave one of the two out",
+                    self.transport
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The fleet's two cache indexes behind their locks. No lock is held across an await.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use branchline_core::WorkerId;
 use branchline_routing::{Batch, BlockIndex, Change, Gap, TextIndex};
@@ -16,9 +17,9 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    pub(crate) fn new(text_bytes: usize) -> Arc<Self> {
-        let texts = Mutex::new(TextIndex::new(text_bytes));
-        Arc::new(Self { blocks: RwLock::new(BlockIndex::default()), texts })
+    pub(crate) fn new(text_bytes: usize, text_ttl: Duration, block_bytes: usize) -> Arc<Self> {
+        let texts = Mutex::new(TextIndex::new(text_bytes, text_ttl));
+        Arc::new(Self { blocks: RwLock::new(BlockIndex::new(block_bytes)), texts })
     }
 
     /// Takes a batch of an engine's events.
@@ -45,17 +46,19 @@ pub(crate) struct Reservation {
     index: Arc<Index>,
     worker: WorkerId,
     hashes: Arc<[u64]>,
+    /// Those before it are there already.
+    first: usize,
 }
 
 impl Reservation {
-    pub(crate) fn new(index: &Arc<Index>, worker: WorkerId, hashes: Arc<[u64]>) -> Self {
-        index.blocks.write().reserve(worker, &hashes);
-        Self { index: index.clone(), worker, hashes }
+    pub(crate) fn new(index: &Arc<Index>, worker: WorkerId, hashes: Arc<[u64]>, first: usize) -> Self {
+        index.blocks.write().reserve(worker, &hashes[first..]);
+        Self { index: index.clone(), worker, hashes, first }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.index.blocks.write().release(self.worker, &self.hashes);
+        self.index.blocks.write().release(self.worker, &self.hashes[self.first..]);
     }
 }

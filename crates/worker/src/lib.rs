@@ -6,9 +6,13 @@
 //! client-facing API.
 
 mod address;
+mod choose;
+mod clock;
 mod convert;
+mod detect;
 mod fleet;
 mod grpc;
+mod health;
 mod http;
 mod index;
 mod load;
@@ -16,17 +20,22 @@ mod model;
 mod options;
 pub mod proto;
 mod route;
+mod spec;
 mod tokenizers;
 mod worker;
 
+pub use choose::Judgement;
 pub use convert::{error_from_proto, error_from_status, error_to_proto};
+pub use detect::speaks;
 pub use fleet::Fleet;
 pub use grpc::DeltaStream;
+pub use health::{BreakerOptions, BudgetOptions, HealthOptions, OutlierOptions, Phase, RetryBudget, Verdict};
 pub use http::{HttpWorker, ResponseBody};
-pub use load::LoadGuard;
+pub use load::{LoadGuard, Watch};
 pub use model::Model;
 pub use options::{BufferLimits, FleetOptions, SubmitOptions};
-pub use route::{CacheKey, Choice, RouteQuery};
+pub use route::{CacheKey, Choice, Decision, RouteQuery};
+pub use spec::{ModelCard, ModelName, RUNTIMES, WorkerPatch, WorkerSpec};
 pub use worker::{Transport, Worker, WorkerInfo};
 
-pub use branchline_routing::PolicyKind;
+pub use branchline_routing::{Candidate, PolicyKind};

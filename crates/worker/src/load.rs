@@ -1,11 +1,16 @@
 //! What a worker has on its plate, as this gateway knows it. Held by guards, so it can't leak or go negative.
+//!
+//! A guard also carries the request's verdict to the worker's record: what it saw of the worker, given once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 
+use crate::clock::FleetClock;
+use crate::health::{Entry, Health, Phase, Verdict};
 use crate::index::Reservation;
 
 /// Counters of one worker; changed by [`LoadGuard`] only.
@@ -13,6 +18,8 @@ use crate::index::Reservation;
 pub(crate) struct Load {
     running: AtomicU64,
     prefill_tokens: AtomicU64,
+    /// Requests that the worker reported beyond ours: other gateways'.
+    foreign: AtomicU64,
     gauge: Gauge,
     /// Told when `running` has come to zero.
     idle: Notify,
@@ -27,6 +34,16 @@ impl Load {
     /// Requests from choice to last byte.
     pub(crate) fn running(&self) -> u64 {
         self.running.load(Ordering::Relaxed)
+    }
+
+    /// Requests of other gateways, as last reported.
+    pub(crate) fn foreign(&self) -> u64 {
+        self.foreign.load(Ordering::Relaxed)
+    }
+
+    /// The worker says how many requests it has in all.
+    pub(crate) fn reported(&self, all: u64) {
+        self.foreign.store(all.saturating_sub(self.running()), Ordering::Relaxed);
     }
 
     /// Completes when no request is left.
@@ -46,27 +63,105 @@ impl Load {
     }
 }
 
+/// A worker's record as its requests reach it.
+#[derive(Debug, Clone)]
+pub(crate) struct Record {
+    pub(crate) url: Arc<str>,
+    pub(crate) health: Arc<Health>,
+    pub(crate) clock: FleetClock,
+}
+
+/// How long a request waits for its first byte before its worker is asked about; see [`crate::Fleet::judge`].
+#[derive(Debug, Clone)]
+pub struct Watch {
+    pub(crate) record: Record,
+    pub(crate) chosen: Duration,
+    pub(crate) patience: Duration,
+}
+
+impl Watch {
+    /// How long after the choice to ask for the first time.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+}
+
 /// One request on a worker's count, from its choice to the last byte. Dropping it takes the request off.
 #[derive(Debug)]
 #[must_use = "dropping the guard takes the request off the worker's load"]
 pub struct LoadGuard {
     load: Arc<Load>,
+    record: Record,
+    /// Its place in the record, until its verdict is given.
+    entry: Option<Entry>,
     prefill: u64,
+    /// Prompt tokens to be computed until its first one: its own and those before it.
+    ahead: u64,
+    chosen: Duration,
+    patience: Option<Duration>,
+    begun: bool,
     /// Blocks this request will bring; released with the guard.
     reservation: Option<Reservation>,
 }
 
 impl LoadGuard {
-    /// Counts a request with `prefill` uncached prompt tokens.
-    pub(crate) fn new(load: Arc<Load>, prefill: u64, reservation: Option<Reservation>) -> Self {
+    /// Counts a request with `prefill` uncached prompt tokens. `patience` is how long its first byte may take.
+    pub(crate) fn new(
+        load: Arc<Load>,
+        record: Record,
+        entry: Entry,
+        prefill: u64,
+        patience: Option<Duration>,
+        reservation: Option<Reservation>,
+    ) -> Self {
         load.running.fetch_add(1, Ordering::Relaxed);
-        load.prefill_tokens.fetch_add(prefill, Ordering::Relaxed);
+        let ahead = load.prefill_tokens.fetch_add(prefill, Ordering::Relaxed) + prefill;
         load.gauge.inc();
-        Self { load, prefill, reservation }
+        let chosen = record.clock.now();
+        Self { load, record, entry: Some(entry), prefill, ahead, chosen, patience, begun: false, reservation }
+    }
+
+    /// What to ask [`crate::Fleet::judge`] with while no byte has come; `None` if the worker is not judged by time.
+    pub fn watch(&self) -> Option<Watch> {
+        let patience = self.patience.filter(|_| !self.begun)?;
+        Some(Watch { record: self.record.clone(), chosen: self.chosen, patience })
     }
 
     /// The prompt is computed (first token or first body byte seen): its prefill no longer counts.
     pub fn prefilled(&mut self) {
+        if !std::mem::replace(&mut self.begun, true) {
+            let now = self.record.clock.now();
+            self.record.health.begun(now, self.ahead, now.saturating_sub(self.chosen));
+        }
+        self.unburden();
+    }
+
+    /// More of the answer came.
+    pub fn progressed(&self) {
+        self.record.health.heard(self.record.clock.now());
+    }
+
+    /// Gives the verdict on the worker; the first one counts, and none is [`Verdict::Neutral`].
+    pub fn settle(&mut self, verdict: Verdict) {
+        let Some(entry) = self.entry.take() else { return };
+        let turned = self.record.health.settle(entry, verdict, self.record.clock.now());
+        match turned {
+            Some(Phase::Open) => {
+                tracing::warn!(worker = %self.record.url, "breaker opened: the worker fails")
+            }
+            Some(Phase::Closed) => {
+                tracing::info!(worker = %self.record.url, "breaker closed: the worker answers")
+            }
+            Some(Phase::HalfOpen) | None => {}
+        }
+    }
+
+    /// The worker asked to be left alone for so long.
+    pub fn rest(&self, time: Duration) {
+        self.record.health.rest(time, self.record.clock.now());
+    }
+
+    fn unburden(&mut self) {
         self.load.prefill_tokens.fetch_sub(std::mem::take(&mut self.prefill), Ordering::Relaxed);
         self.reservation = None;
     }
@@ -74,7 +169,8 @@ impl LoadGuard {
 
 impl Drop for LoadGuard {
     fn drop(&mut self) {
-        self.prefilled();
+        self.settle(Verdict::Neutral);
+        self.unburden();
         self.load.gauge.dec();
         if self.load.running.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.load.idle.notify_waiters();
@@ -85,12 +181,19 @@ impl Drop for LoadGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::health::HealthOptions;
 
-    #[test]
-    fn load_returns_to_zero_whatever_the_order_of_ends() {
-        let load = Arc::new(Load::default());
-        let mut first = LoadGuard::new(load.clone(), 100, None);
-        let second = LoadGuard::new(load.clone(), 50, None);
+    fn guard(load: &Arc<Load>, health: &Arc<Health>, prefill: u64) -> LoadGuard {
+        let record = Record { url: "w".into(), health: health.clone(), clock: FleetClock::default() };
+        let entry = health.enter(record.clock.now()).unwrap();
+        LoadGuard::new(load.clone(), record, entry, prefill, None, None)
+    }
+
+    #[tokio::test]
+    async fn load_returns_to_zero_whatever_the_order_of_ends() {
+        let (load, health) = (Arc::new(Load::default()), Arc::new(Health::new(HealthOptions::default())));
+        let mut first = guard(&load, &health, 100);
+        let second = guard(&load, &health, 50);
         assert_eq!((load.running(), load.prefill_tokens()), (2, 150));
         first.prefilled();
         first.prefilled();
@@ -98,5 +201,22 @@ mod tests {
         drop(second);
         drop(first);
         assert_eq!((load.running(), load.prefill_tokens(), load.gauge.get()), (0, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn the_first_verdict_counts_and_a_probe_that_is_dropped_gives_its_place_back() {
+        let (load, health) = (Arc::new(Load::default()), Arc::new(Health::new(HealthOptions::default())));
+        for _ in 0..5 {
+            let mut guard = guard(&load, &health, 1);
+            guard.settle(Verdict::Failure);
+            guard.settle(Verdict::Success);
+        }
+        let now = FleetClock::default().now();
+        assert_eq!(health.breaker.phase(now), Phase::Open);
+        let late = now + Duration::from_secs(11);
+        let probe = health.enter(late).unwrap();
+        assert!(health.enter(late).is_none());
+        health.settle(probe, Verdict::Neutral, late);
+        assert!(health.enter(late).is_some());
     }
 }

@@ -1,9 +1,11 @@
 //! Settings of the fleet and of one request. Frozen once the fleet runs.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use branchline_routing::PolicyKind;
 
+use crate::health::{BudgetOptions, HealthOptions};
 use crate::load::LoadGuard;
 
 /// Bounds of what is held for one request whose reader lags.
@@ -26,6 +28,16 @@ impl Default for BufferLimits {
 pub struct FleetOptions {
     /// How a worker is chosen.
     pub policy: PolicyKind,
+    /// How a worker is chosen for some models.
+    pub model_policies: HashMap<String, PolicyKind>,
+    /// Further names of models: what a client says → what workers say.
+    pub model_aliases: HashMap<String, String>,
+    /// How workers are judged by what requests see of them.
+    pub health: HealthOptions,
+    /// How many retries there may be.
+    pub budget: BudgetOptions,
+    /// Share of its KV pool from which on an engine gets no new request, (0, 1]; 1 for never.
+    pub usage_limit: f64,
     /// Bearer token sent to engines, and to HTTP workers' health and model probes.
     pub worker_token: Option<String>,
     /// Name of this gateway in the engines' logs.
@@ -52,6 +64,10 @@ pub struct FleetOptions {
     pub buffer: BufferLimits,
     /// Memory of the approximate prompt index for HTTP workers.
     pub text_index_bytes: usize,
+    /// How long that index believes a prompt to be cached after its last use.
+    pub text_index_ttl: Duration,
+    /// Memory of the exact index of engines' blocks.
+    pub block_index_bytes: usize,
     /// Seed of the choices among near-equals; absent for one from the operating system.
     pub seed: Option<u64>,
 }
@@ -60,6 +76,11 @@ impl Default for FleetOptions {
     fn default() -> Self {
         Self {
             policy: PolicyKind::CacheAware,
+            model_policies: HashMap::new(),
+            model_aliases: HashMap::new(),
+            health: HealthOptions::default(),
+            budget: BudgetOptions::default(),
+            usage_limit: 1.0,
             worker_token: None,
             gateway_id: "gateway".to_owned(),
             connect_timeout: Duration::from_secs(5),
@@ -73,6 +94,8 @@ impl Default for FleetOptions {
             idle_connections: 256,
             buffer: BufferLimits::default(),
             text_index_bytes: 64 << 20,
+            text_index_ttl: Duration::from_secs(1800),
+            block_index_bytes: 512 << 20,
             seed: None,
         }
     }

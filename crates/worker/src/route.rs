@@ -1,14 +1,19 @@
 //! Choice of a worker: gathers candidates, asks the index and the policy, and counts the load.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use branchline_core::{Error, ErrorCode, Result, WorkerId};
+use branchline_core::{Error, ErrorCode, WorkerId};
 use branchline_prefix::{hash, namespace};
-use branchline_routing::{BLOCK_BYTES, Candidate, Policy, TextIndex};
+use branchline_routing::{Ask, BLOCK_BYTES, Candidate, Policy, PolicyKind, TextIndex};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
+use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64;
 
+use crate::clock::FleetClock;
+use crate::health::HealthOptions;
 use crate::index::{Index, Reservation};
 use crate::load::LoadGuard;
 use crate::worker::{Transport, Worker};
@@ -33,8 +38,14 @@ pub struct RouteQuery<'a> {
     pub text: &'a [u8],
     /// Separates cached prefixes.
     pub namespace: CacheKey<'a>,
+    /// Hash of the session or user that the request belongs to.
+    pub key: Option<u64>,
+    /// The worker that must have it if it can: where its leased pages are.
+    pub prefer: Option<WorkerId>,
     /// Workers that must not be chosen, for example those that failed this request.
     pub exclude: &'a [WorkerId],
+    /// Only engines that promise these bits.
+    pub numerics_id: Option<&'a str>,
     /// Only workers of this kind; absent for any.
     pub transport: Option<Transport>,
     /// The engine to prefer to all others, by what it called itself: it holds a lease of the request.
@@ -50,16 +61,42 @@ pub struct Choice {
     pub guard: LoadGuard,
     /// Prompt tokens that the index believes to be cached there, or to be by then. For HTTP workers estimated.
     pub predicted_cached_tokens: u32,
+    /// Why it is this one.
+    pub decision: Decision,
+}
+
+/// A choice with what it was made of.
+#[derive(Debug, Clone)]
+pub struct Decision {
+    /// The policy that chose.
+    pub policy: PolicyKind,
+    /// Who could have been chosen.
+    pub candidates: Vec<Candidate>,
+    /// Position of the one that was.
+    pub chosen: usize,
+    /// Prompt tokens, estimated for HTTP workers.
+    pub prompt_tokens: u64,
+    /// Workers of the model that were left out: not ready, failing, in doubt, resting, full or tried before.
+    pub left_out: Vec<WorkerId>,
 }
 
 /// Bytes of prompt text that pass for one token where nothing tokenises.
 const BYTES_PER_TOKEN: u64 = 4;
+/// How much of a prompt's beginning names it for `prefix_hash`.
+const PREFIX_TOKENS: usize = 256;
+const PREFIX_BYTES: usize = PREFIX_TOKENS * BYTES_PER_TOKEN as usize;
+/// Learnt speeds within this factor of the fleet's are noise, and no worker counts as more than twice as fast.
+const SPEED_NOISE: f64 = 1.33;
+const SPEED_MOST: f64 = 2.0;
 
-/// The policy with what it draws on.
+/// The policies with what they draw on.
 pub(crate) struct Router {
     pub(crate) policy: Box<dyn Policy>,
+    pub(crate) by_model: HashMap<String, Box<dyn Policy>>,
     pub(crate) random: Mutex<StdRng>,
     pub(crate) index: Arc<Index>,
+    pub(crate) clock: FleetClock,
+    pub(crate) health: HealthOptions,
 }
 
 /// Block hashes of the prompt for workers that cut and name blocks alike.
@@ -73,57 +110,111 @@ struct Hashed {
 #[derive(Debug, Clone, Default)]
 struct Prediction {
     cached: u64,
+    /// Blocks of it.
+    blocks: usize,
     /// For a reservation; empty for HTTP workers.
     hashes: Arc<[u64]>,
 }
 
 impl Router {
-    /// Chooses among `eligible`, which serve the model and are ready.
-    pub(crate) fn choose(&self, eligible: &[&Arc<Worker>], query: &RouteQuery<'_>) -> Result<Choice> {
+    /// The policy of a model.
+    pub(crate) fn policy_of(&self, model: Option<&str>) -> &dyn Policy {
+        let own = model.and_then(|model| self.by_model.get(model));
+        own.map_or(&*self.policy, |policy| &**policy)
+    }
+
+    /// Whether any policy needs to know what engines have cached.
+    pub(crate) fn needs_index(&self) -> bool {
+        let needs = |policy: &dyn Policy| policy.kind().needs_index();
+        needs(&*self.policy) || self.by_model.values().any(|policy| needs(&**policy))
+    }
+
+    /// Chooses among `eligible`, which serve the model and are ready. `None` if the chosen one has just let in its one
+    /// probe: choose again.
+    pub(crate) fn choose(
+        &self,
+        model: Option<&str>,
+        eligible: &[&Arc<Worker>],
+        query: &RouteQuery<'_>,
+    ) -> Option<Choice> {
+        let policy = self.policy_of(model);
         let prompt = |worker: &Worker| match worker.transport() {
             Transport::Grpc => query.token_ids.len() as u64,
             Transport::Http => query.text.len() as u64 / BYTES_PER_TOKEN,
         };
-        let (predictions, text_hashes) = self.predict(eligible, query);
+        let now = self.clock.now();
+        let (predictions, text_hashes) = self.predict(policy.kind(), eligible, query);
+        let speeds = speeds(eligible, now);
         let candidates: Vec<_> = eligible
             .iter()
-            .zip(&predictions)
-            .map(|(worker, prediction)| Candidate {
+            .zip(predictions.iter().zip(speeds))
+            .map(|(worker, (prediction, speed))| Candidate {
                 worker: worker.id,
+                name: worker.name,
                 uncached_tokens: prompt(worker).saturating_sub(prediction.cached),
                 queued_tokens: worker.load.prefill_tokens(),
-                running: worker.load.running(),
+                running: worker.load.running() + worker.load.foreign(),
+                usage: worker.usage(),
+                speed,
             })
             .collect();
-        let position = self.policy.choose(&candidates, &mut *self.random.lock());
-        let Some((position, worker)) =
-            position.and_then(|position| Some((position, *eligible.get(position)?)))
-        else {
-            return Err(unavailable("no worker is ready; try again"));
-        };
-        let Prediction { cached, hashes } = predictions[position].clone();
+        let ask = Ask { key: query.key, prefix: prefix(policy.kind(), query), now };
+        let position = policy.choose(&candidates, &ask, &mut *self.random.lock())?;
+        let worker = *eligible.get(position)?;
+        let Prediction { cached, blocks, hashes } = predictions[position].clone();
+        let entry = worker.health().enter(now)?;
         if let Some(hashes) = text_hashes
             && worker.transport() == Transport::Http
         {
-            self.index.texts.lock().insert(worker.id, &hashes);
+            self.index.texts.lock().insert(worker.id, &hashes, now);
         }
-        let reservation = (!hashes.is_empty()).then(|| Reservation::new(&self.index, worker.id, hashes));
-        let guard = LoadGuard::new(worker.load.clone(), candidates[position].uncached_tokens, reservation);
-        Ok(Choice {
+        let reservation =
+            (blocks < hashes.len()).then(|| Reservation::new(&self.index, worker.id, hashes, blocks));
+        let uncached = candidates[position].uncached_tokens;
+        let patience = self.patience(worker, eligible, worker.load.prefill_tokens() + uncached);
+        let guard = LoadGuard::new(
+            worker.load.clone(),
+            worker.record.clone(),
+            entry,
+            uncached,
+            patience,
+            reservation,
+        );
+        Some(Choice {
             worker: worker.clone(),
             guard,
             predicted_cached_tokens: u32::try_from(cached).unwrap_or(u32::MAX),
+            decision: Decision {
+                policy: policy.kind(),
+                prompt_tokens: prompt(worker),
+                candidates,
+                chosen: position,
+                left_out: Vec::new(),
+            },
         })
+    }
+
+    /// How long the first byte may take before the worker is in doubt; `None` while nobody knows how fast it is.
+    fn patience(&self, worker: &Worker, eligible: &[&Arc<Worker>], ahead: u64) -> Option<Duration> {
+        let least = self.health.suspect_after?;
+        let own = worker.health().pace.predict(ahead);
+        // A worker that has not answered yet is as slow as the slowest of its peers, for all that is known.
+        let predicted = own.or_else(|| {
+            let of = |peer: &&Arc<Worker>| peer.health().pace.predict(ahead);
+            eligible.iter().filter_map(of).max()
+        })?;
+        Some(least + predicted.mul_f64(self.health.suspect_factor))
     }
 
     /// Per eligible worker, what it has of the prompt; and the text's hashes, if any HTTP worker is among them.
     fn predict(
         &self,
+        policy: PolicyKind,
         eligible: &[&Arc<Worker>],
         query: &RouteQuery<'_>,
     ) -> (Vec<Prediction>, Option<Vec<u64>>) {
         let mut predictions = vec![Prediction::default(); eligible.len()];
-        if !self.policy.kind().needs_index() {
+        if !policy.needs_index() {
             return (predictions, None);
         }
         self.predict_engines(eligible, query, &mut predictions);
@@ -136,7 +227,7 @@ impl Router {
         let root = hash::root(&namespace::encode(key.cache_salt, key.extra_key, key.adapter, ""));
         let hashes = TextIndex::hashes(root, query.text);
         let ids: Vec<_> = http.iter().map(|at| eligible[*at].id).collect();
-        let found = self.index.texts.lock().matches(&hashes, &ids);
+        let found = self.index.texts.lock().matches(&hashes, &ids, self.clock.now());
         for (at, blocks) in http.into_iter().zip(found) {
             predictions[at].cached = (blocks * BLOCK_BYTES) as u64 / BYTES_PER_TOKEN;
         }
@@ -174,10 +265,42 @@ impl Router {
             let ids: Vec<_> = members.iter().map(|at| eligible[*at].id).collect();
             let found = blocks.matches(&hashes[..(limit / page).min(hashes.len())], &ids);
             for (at, found) in members.into_iter().zip(found) {
-                predictions[at] = Prediction { cached: (found * page) as u64, hashes: hashes.clone() };
+                let cached = (found * page) as u64;
+                predictions[at] = Prediction { cached, blocks: found, hashes: hashes.clone() };
             }
         }
     }
+}
+
+/// How much each worker gets done beside a usual one: less while it warms up beside warm ones, if it is dear, or if it
+/// has shown to be slower.
+fn speeds(workers: &[&Arc<Worker>], now: Duration) -> SmallVec<[f64; 64]> {
+    let shares: SmallVec<[f64; 64]> = workers.iter().map(|worker| worker.health().share(now)).collect();
+    let warmest = shares.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let known = || workers.iter().filter_map(|worker| worker.health().pace.usual());
+    let count = known().count();
+    let usual = known().sum::<f64>() / count.max(1) as f64;
+    let speed = |(worker, share): (&&Arc<Worker>, f64)| {
+        let learnt = worker.health().pace.usual().map_or(1.0, |own| usual / own);
+        let learnt = match learnt {
+            ratio if (1.0 / SPEED_NOISE..SPEED_NOISE).contains(&ratio) => 1.0,
+            ratio => ratio.clamp(1.0 / SPEED_MOST, SPEED_MOST),
+        };
+        share / warmest * learnt / worker.spec().cost
+    };
+    workers.iter().zip(shares).map(speed).collect()
+}
+
+/// The hash of the prompt's beginning, if the policy needs it.
+fn prefix(policy: PolicyKind, query: &RouteQuery<'_>) -> Option<u64> {
+    if !policy.needs_prefix() {
+        return None;
+    }
+    if !query.token_ids.is_empty() {
+        let head = &query.token_ids[..query.token_ids.len().min(PREFIX_TOKENS)];
+        return Some(xxh3_64(&head.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()));
+    }
+    (!query.text.is_empty()).then(|| xxh3_64(&query.text[..query.text.len().min(PREFIX_BYTES)]))
 }
 
 /// Nobody can serve now, but soon someone may.

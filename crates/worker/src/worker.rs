@@ -4,17 +4,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use arc_swap::ArcSwap;
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
 use branchline_telemetry::Metrics;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::grpc::{DeltaStream, Engine};
+use crate::health::{Health, Phase};
 use crate::http::HttpWorker;
-use crate::load::Load;
+use crate::load::{Load, Record};
 use crate::model::Model;
 use crate::options::SubmitOptions;
 use crate::proto;
+use crate::spec::WorkerSpec;
 
 /// How a worker is spoken to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,6 +50,14 @@ pub struct WorkerInfo {
     pub ready: bool,
     /// Why it may not; empty when ready.
     pub reason: String,
+    /// What requests say of it: `well`, `suspected`, `resting`, `ejected`, `broken` or `probing`.
+    pub health: String,
+    /// Whether it gets no new requests on purpose.
+    pub draining: bool,
+    /// What runs there, as told or found out; empty while unknown.
+    pub runtime: String,
+    /// Prompt tokens a second that it has shown; absent while unknown.
+    pub prefill_rate: Option<f64>,
     /// Requests from choice to last byte.
     pub in_flight: u64,
     /// Served names; empty if it takes any.
@@ -69,6 +80,11 @@ pub struct Worker {
     pub(crate) client: Client,
     pub(crate) load: Arc<Load>,
     pub(crate) status: Arc<Status>,
+    pub(crate) record: Record,
+    /// Hash of the URL: what key-based policies know it by.
+    pub(crate) name: u64,
+    spec: ArcSwap<WorkerSpec>,
+    draining: AtomicBool,
     /// Ends its task and connections.
     pub(crate) cancel: CancellationToken,
 }
@@ -79,7 +95,34 @@ impl fmt::Debug for Worker {
     }
 }
 
+/// The parts of a new worker.
+pub(crate) struct Parts {
+    pub(crate) id: WorkerId,
+    pub(crate) spec: WorkerSpec,
+    pub(crate) client: Client,
+    pub(crate) load: Arc<Load>,
+    pub(crate) status: Arc<Status>,
+    pub(crate) record: Record,
+    pub(crate) cancel: CancellationToken,
+}
+
 impl Worker {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { id, spec, client, load, status, record, cancel } = parts;
+        Self {
+            id,
+            url: spec.url.clone(),
+            name: xxhash_rust::xxh3::xxh3_64(spec.url.as_bytes()),
+            client,
+            load,
+            status,
+            record,
+            spec: ArcSwap::from_pointee(spec),
+            draining: AtomicBool::new(false),
+            cancel,
+        }
+    }
+
     /// How it is spoken to.
     pub fn transport(&self) -> Transport {
         match self.client {
@@ -106,14 +149,71 @@ impl Worker {
             transport: self.transport().to_string(),
             ready: self.is_ready(),
             reason: self.status.reason(),
+            health: self.record.health.word(self.record.clock.now()).to_owned(),
+            draining: self.is_draining(),
+            runtime: self.runtime(),
+            prefill_rate: self.record.health.pace.rate(),
             in_flight: self.in_flight(),
             models: self.served().unwrap_or_default(),
             step_age_ms: self.load_report().map(|report| report.step_age_ms),
         }
     }
 
+    /// What the operator said of it.
+    pub fn spec(&self) -> Arc<WorkerSpec> {
+        self.spec.load_full()
+    }
+
+    /// What runs there, as told or found out; empty while unknown.
+    pub fn runtime(&self) -> String {
+        if let Some(told) = &self.spec.load().runtime_type {
+            return told.clone();
+        }
+        match &self.client {
+            Client::Grpc(_) => "branchline".to_owned(),
+            Client::Http(http) => http.runtime().unwrap_or_default().to_owned(),
+        }
+    }
+
+    /// Whether it gets no new requests on purpose.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Where its breaker stands.
+    pub fn breaker(&self) -> Phase {
+        self.record.health.breaker.phase(self.record.clock.now())
+    }
+
+    /// Share of its KV pool in use, as last reported; 0 if unknown.
+    pub(crate) fn usage(&self) -> f64 {
+        let report = self.load_report();
+        report.map_or(0.0, |report| report.pages_used as f64 / report.pages_total.max(1) as f64)
+    }
+
+    pub(crate) fn health(&self) -> &Arc<Health> {
+        &self.record.health
+    }
+
+    pub(crate) fn set_spec(&self, spec: WorkerSpec) {
+        self.spec.store(Arc::new(spec));
+    }
+
+    pub(crate) fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::Release);
+    }
+
+    /// The token sent to it.
+    pub fn token(&self, usual: Option<&str>) -> Option<String> {
+        self.spec.load().api_key.clone().or_else(|| usual.map(str::to_owned))
+    }
+
     /// Names it serves, `None` if it takes any name or has not said yet.
     pub fn served(&self) -> Option<Vec<String>> {
+        let told = self.spec.load().model_ids();
+        if !told.is_empty() {
+            return Some(told);
+        }
         match &self.client {
             Client::Grpc(engine) => engine.model().map(|model| model.names.clone()),
             Client::Http(http) => http.served().map(|names| names.to_vec()),
@@ -123,12 +223,20 @@ impl Worker {
     /// Whether it serves `model` (absent: anything). An engine not yet reached serves nothing; an HTTP worker that
     /// lists no models takes any name.
     pub(crate) fn can_serve(&self, model: Option<&str>) -> bool {
+        let spec = self.spec.load();
+        if let Some(name) = model
+            && (spec.model_id.is_some() || !spec.models.is_empty())
+            && !spec.model_ids().iter().any(|own| own == name)
+        {
+            return false;
+        }
         match (&self.client, model) {
             (Client::Grpc(engine), None) => engine.model().is_some(),
             (Client::Grpc(engine), Some(name)) => engine.model().is_some_and(|model| model.has_name(name)),
             (Client::Http(_), None) => true,
             (Client::Http(http), Some(name)) => {
-                http.served().is_none_or(|names| names.iter().any(|own| own == name))
+                spec.model_ids().iter().any(|own| own == name)
+                    || http.served().is_none_or(|names| names.iter().any(|own| own == name))
             }
         }
     }
@@ -158,7 +266,7 @@ impl Worker {
             Client::Grpc(engine) => Ok(engine),
             Client::Http(_) => Err(Error::new(
                 ErrorCode::Unimplemented,
-                format!("worker {} is an http worker and does not speak the engine contract", self.url),
+                "the worker is an http worker and does not speak the engine contract",
             )),
         }
     }
@@ -236,14 +344,20 @@ pub(crate) struct Status {
     reason: Mutex<String>,
     metrics: Arc<Metrics>,
     changed: tokio::sync::watch::Sender<u64>,
+    record: Record,
 }
 
 impl Status {
-    pub(crate) fn new(url: &str, metrics: Arc<Metrics>, changed: tokio::sync::watch::Sender<u64>) -> Self {
-        metrics.worker_ready.with([url.to_owned()]).set(0);
+    pub(crate) fn new(
+        record: Record,
+        metrics: Arc<Metrics>,
+        changed: tokio::sync::watch::Sender<u64>,
+    ) -> Self {
+        let url = Arc::clone(&record.url);
+        metrics.worker_ready.with([url.to_string()]).set(0);
         let reason = Mutex::new("not reached yet".into());
         let (ready, retired) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { url: url.into(), ready, retired, reason, metrics, changed }
+        Self { url, ready, retired, reason, metrics, changed, record }
     }
 
     pub(crate) fn is_ready(&self) -> bool {
@@ -268,6 +382,9 @@ impl Status {
             return;
         }
         self.reason.lock().clear();
+        if !self.is_ready() {
+            self.record.health.warm_up(self.record.clock.now());
+        }
         if !self.ready.swap(true, Ordering::AcqRel) {
             tracing::info!(worker = %self.url, "worker is ready");
             self.metrics.worker_ready.with([self.url.to_string()]).set(1);

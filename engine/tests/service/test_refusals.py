@@ -20,6 +20,12 @@ def with_fields(**fields: object) -> pb.GenerateRequest:
     return message
 
 
+def resumed(resume: pb.Resume, **sampling: object) -> pb.GenerateRequest:
+    message = request(**sampling)
+    message.resume.CopyFrom(resume)
+    return message
+
+
 def without_prompt() -> pb.GenerateRequest:
     message = request()
     del message.token_ids[:]
@@ -70,11 +76,25 @@ CASES: dict[str, tuple[pb.GenerateRequest, grpc.StatusCode, str, str]] = {
     "adapter": (
         with_fields(cache_namespace=pb.CacheNamespace(adapter="")), LATER, "cache_namespace.adapter", "adapter",
     ),
-    "resume": (with_fields(resume=pb.Resume()), LATER, "resume", "resume"),
     "lease of neither kind": (with_fields(lease=pb.Lease(tenant="t")), WRONG, "lease", "either lease_id or"),
     "lease of both kinds": (with_fields(lease=pb.Lease(lease_id="a", acquire_ttl_ms=5)), WRONG, "lease", "either"),
     "lease on an answer": (
         with_fields(lease=pb.Lease(acquire_ttl_ms=5)), WRONG, "lease.acquire_ttl_ms", "set max_tokens to 0",
+    ),
+    "resumed siblings": (resumed(pb.Resume(), n=2, seed=1), WRONG, "sampling.n", "n is 2"),
+    "resumed without its seed": (resumed(pb.Resume()), WRONG, "sampling.seed", "seed is missing"),
+    "resumed id": (
+        resumed(pb.Resume(emitted_token_ids=[VOCAB]), seed=1), WRONG, "resume.emitted_token_ids", str(VOCAB),
+    ),
+    "nothing left to resume": (
+        resumed(pb.Resume(emitted_token_ids=[1] * 8), seed=1), WRONG, "resume.emitted_token_ids", "8 tokens",
+    ),
+    "text that was never sent": (
+        resumed(pb.Resume(emitted_token_ids=[1], emitted_text_bytes=99), seed=1),
+        WRONG, "resume.emitted_text_bytes", "99",
+    ),
+    "resumed index": (
+        resumed(pb.Resume(sequence_index=128), seed=1), WRONG, "resume.sequence_index", "128",
     ),
     "grammar": (with_fields(grammar=pb.Grammar(regex="a+")), LATER, "grammar", "grammar"),
     "draft": (with_fields(draft=pb.Draft(token_ids=[1])), LATER, "draft", "draft"),

@@ -15,10 +15,10 @@ mod value;
 use std::path::Path;
 
 pub use layers::{Fault, Layers};
-pub use policy::policy_names;
+pub use policy::{ModelAlias, ModelPolicy, policy_names};
 pub use reference::{PAGES, render};
 pub use table::{Options, Row, TABLE};
-pub use value::{Secret, Shape, Size, Value};
+pub use value::{Fraction, Names, Secret, Shape, Size, Value};
 
 use crate::guard;
 
@@ -125,12 +125,18 @@ fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
 }
 
 fn check_worker_url(url: &str) -> Result<(), String> {
+    // An address without a scheme is asked what it speaks.
+    if !url.contains("://") && url.parse::<http::uri::Authority>().is_ok_and(|at| at.port_u16().is_some()) {
+        return Ok(());
+    }
     let known = ["http://", "grpc://"].iter().any(|scheme| url.starts_with(scheme));
     let parsed =
         url.parse::<http::Uri>().is_ok_and(|uri| uri.authority().is_some_and(|a| !a.host().is_empty()));
     match known && parsed {
         true => Ok(()),
-        false => Err(format!("'{url}' is not a worker's address; give grpc://host:port or http://host:port")),
+        false => Err(format!(
+            "'{url}' is not a worker's address; give grpc://host:port, http://host:port or host:port"
+        )),
     }
 }
 

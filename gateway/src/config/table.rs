@@ -10,7 +10,8 @@ use branchline_telemetry::LogLevel;
 use branchline_worker::PolicyKind;
 
 use super::layers::{Fault, Layers};
-use super::value::{Secret, Shape, Size, Value};
+use super::policy::{ModelAlias, ModelPolicy};
+use super::value::{Fraction, Names, Secret, Shape, Size, Value};
 
 /// What the table says of one option.
 #[derive(Debug, Clone, Copy)]
@@ -84,6 +85,46 @@ table! {
     worker_urls: Vec<String> = "", since "0.1.0";
     #[doc = " How a worker is chosen."]
     policy: PolicyKind = "cache_aware", since "0.1.0";
+    #[doc = " How a worker is chosen for one model, as `MODEL=POLICY`; may be given several times."]
+    model_policy: Vec<ModelPolicy> = "", since "0.2.0";
+    #[doc = " A further name of a model, as `ALIAS=MODEL`; may be given several times."]
+    model_alias: Vec<ModelAlias> = "", since "0.2.0";
+    #[doc = " Headers, with commas between them, that name a request's session for `sticky` and `consistent_hashing`, the first that is there counts; without any, `session_params.session_id`, `session_id`, `user` or `user_id` of the body does."]
+    session_headers: Names = "x-branchline-session,x-smg-routing-key,x-session-id,x-user-id,x-tenant-id", since "0.2.0";
+    #[doc = " File of workers: one URL a line, or JSON objects as for `POST /workers`; read again when it changes."]
+    worker_file: Option<PathBuf> = "", since "0.2.0";
+    #[doc = " Names whose addresses are workers, as `dns://name:port` or `grpc+dns://name:port`; asked again every `worker-refresh`."]
+    worker_dns: Vec<String> = "", since "0.2.0";
+    #[doc = " How often `worker-file` and `worker-dns` are looked at again."]
+    worker_refresh: Duration = "5s", since "0.2.0";
+    #[doc = " File in which workers that were added or removed over HTTP survive a restart."]
+    state_file: Option<PathBuf> = "", since "0.2.0";
+    #[doc = " Further workers that a request may be tried on before the first byte of its answer."]
+    max_retries: usize = "3", since "0.2.0";
+    #[doc = " Retries that each request earns: 0.2 allows one retry for five requests."]
+    retry_budget: Fraction = "0.2", since "0.2.0";
+    #[doc = " Failures in a row that open a worker's breaker; 0 switches breakers off."]
+    breaker_failures: usize = "5", since "0.2.0";
+    #[doc = " Share of failures among the last 20 requests that opens it."]
+    breaker_share: Fraction = "0.5", since "0.2.0";
+    #[doc = " How long it stays open before one probe is let in."]
+    breaker_open: Duration = "10s", since "0.2.0";
+    #[doc = " Probes in a row that must succeed to close it."]
+    breaker_successes: usize = "2", since "0.2.0";
+    #[doc = " Silence, on top of twice the predicted wait for a first byte, after which a worker is suspected while others go on; `off` for never."]
+    suspect_after: Option<Duration> = "500ms", since "0.2.0";
+    #[doc = " How long a worker that has become ready gets less than its share."]
+    slow_start: Duration = "10s", since "0.2.0";
+    #[doc = " Share of failures that ejects a worker for 30s while its peers fail a quarter of that at most; 0 for never."]
+    outlier_share: Fraction = "0.25", since "0.2.0";
+    #[doc = " Largest share of a model's workers that may be ejected at once."]
+    outlier_ceiling: Fraction = "0.34", since "0.2.0";
+    #[doc = " Share of its KV pool in use from which on an engine gets no new request; 1 for never."]
+    worker_usage_limit: Fraction = "1", since "0.2.0";
+    #[doc = " Longest wait for a connection to a worker."]
+    connect_timeout: Duration = "5s", since "0.2.0";
+    #[doc = " Whether a stream of an engine that died goes on at another one that promises the same bits."]
+    continue_streams: bool = "true", since "0.2.0";
     #[doc = " Key that clients must send, as `Authorization: Bearer` or `x-api-key`; may be given several times."]
     api_key: Vec<Secret> = "", since "0.1.0" secret;
     #[doc = " File with one key a line; empty lines and lines that begin with # are skipped."]
@@ -120,6 +161,10 @@ table! {
     drain_timeout: Duration = "30s", since "0.1.0";
     #[doc = " Memory for the index of cached prefixes that `cache_aware` keeps of HTTP workers."]
     cache_index_size: Size = "64MiB", since "0.1.0";
+    #[doc = " How long that index believes a prompt to be cached after its last use."]
+    cache_index_ttl: Duration = "30m", since "0.2.0";
+    #[doc = " Memory for the exact index of the blocks that engines report."]
+    block_index_size: Size = "512MiB", since "0.2.0";
     #[doc = " Threads that serve; 0 takes one a CPU."]
     runtime_threads: usize = "0", since "0.1.0";
 }

@@ -135,6 +135,35 @@ impl Value for Duration {
     }
 }
 
+/// Names with commas between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names(pub Vec<String>);
+
+impl Value for Names {
+    const SHAPE: Shape = Shape::Text;
+
+    fn parse(texts: &[String]) -> Result<Self, String> {
+        let text = String::parse(texts)?;
+        Ok(Self(text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()))
+    }
+}
+
+/// A share, from 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct Fraction(pub f64);
+
+impl Value for Fraction {
+    const SHAPE: Shape = Shape::Number;
+
+    fn parse(texts: &[String]) -> Result<Self, String> {
+        let text = single(texts)?;
+        match text.parse() {
+            Ok(share) if (0.0..=1.0).contains(&share) => Ok(Self(share)),
+            _ => Err(format!("'{text}' is not a share; give a number from 0 to 1")),
+        }
+    }
+}
+
 /// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub usize);
@@ -303,6 +332,17 @@ mod tests {
     fn off_switches_an_optional_value_off() {
         assert_eq!(parse::<Option<Duration>>("off"), Ok(None));
         assert_eq!(parse::<Option<u16>>("80"), Ok(Some(80)));
+    }
+
+    #[test]
+    fn a_share_lies_between_none_and_all() {
+        assert_eq!(
+            (parse("0"), parse("1"), parse("0.25")),
+            (Ok(Fraction(0.0)), Ok(Fraction(1.0)), Ok(Fraction(0.25)))
+        );
+        for text in ["", "-0.1", "1.1", "nan", "half"] {
+            assert!(parse::<Fraction>(text).is_err(), "{text}");
+        }
     }
 
     #[test]

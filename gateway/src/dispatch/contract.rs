@@ -26,11 +26,17 @@ pub struct Job {
     pub lease: Option<JobLease>,
     /// The client's W3C trace context, if any.
     pub traceparent: String,
+    /// The client's own name for the request, if any.
+    pub tag: Option<String>,
+    /// Hash of the session that it belongs to, if the policy asks.
+    pub key: Option<u64>,
+    /// What stands for a seed that the client did not give, so that a continuation draws the same numbers.
+    pub seed: u64,
 }
 
 impl Job {
     /// The request of the contract.
-    pub(super) fn request(&self) -> proto::GenerateRequest {
+    pub(in crate::dispatch) fn request(&self) -> proto::GenerateRequest {
         let routing = &self.routing;
         let mut sampling = sampling(&self.sampling);
         // A model's own default of several sequences would be more than the client can tell apart.
@@ -38,6 +44,7 @@ impl Job {
         if sampling.n.is_none() && usual.is_some_and(|n| n > 1) {
             sampling.n = Some(1);
         }
+        sampling.seed = sampling.seed.or(Some(self.seed));
         proto::GenerateRequest {
             request_id: self.live.id().as_str().to_owned(),
             token_ids: self.tokens.clone(),
@@ -63,7 +70,7 @@ impl Job {
 }
 
 /// What separates a request's cached prefixes, for choosing its worker.
-pub(super) fn cache_key(routing: &Routing) -> CacheKey<'_> {
+pub(in crate::dispatch) fn cache_key(routing: &Routing) -> CacheKey<'_> {
     CacheKey {
         cache_salt: routing.cache_salt.as_deref(),
         extra_key: routing.extra_key.as_deref(),

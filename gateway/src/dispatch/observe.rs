@@ -27,11 +27,13 @@ impl Observer {
         self.metrics.predicted_cached_tokens.with([""; 0]).inc_by(predicted.into());
     }
 
-    pub(super) fn retried(&self, error: &Error) {
-        self.metrics.retries.with([error.code.name()]).inc();
+    pub(super) fn retried(&self, reason: &'static str) {
+        self.metrics.retries.with([reason]).inc();
     }
 
-    pub(super) fn prompt(&self, found: PromptFound) {
+    /// What the worker says of the prompt, beside what was predicted of its cached tokens.
+    pub(super) fn prompt(&self, found: PromptFound, predicted: u32) {
+        self.metrics.prediction_error.with([""; 0]).inc_by(found.cached.abs_diff(predicted).into());
         self.metrics.prompt_tokens.with([""; 0]).inc_by(found.tokens.into());
         self.metrics.cached_tokens.with([""; 0]).inc_by(found.cached.into());
     }

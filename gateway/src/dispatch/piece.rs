@@ -101,6 +101,8 @@ pub struct End {
     pub retractions: u32,
     /// Words for an abort.
     pub message: String,
+    /// How often the request was continued on another worker after its own had died.
+    pub continuations: u32,
 }
 
 impl Piece {
@@ -145,6 +147,7 @@ fn end(finish: proto::Finish) -> Result<End> {
         completion_tokens: finish.completion_tokens,
         retractions: finish.retractions,
         message: finish.message,
+        continuations: 0,
     })
 }
 

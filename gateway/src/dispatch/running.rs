@@ -1,26 +1,29 @@
-//! One job on its way: the attempt, one retry elsewhere before the first piece, silence limits, the end.
+//! One job on its way: attempts before the first piece, one worker's pieces after it, another one's if it dies.
 //!
-//! Dropping a [`Running`] drops the worker's stream, which cancels the request there at once.
+//! A stream of deltas is a leg. Before the first piece a second leg may race the first; after it, a leg that breaks
+//! is continued on a worker that promises the same bits. Pulled by its reader; dropping it cancels every leg at once.
+
+mod emitted;
+mod leg;
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
-use branchline_worker::{DeltaStream, RouteQuery, SubmitOptions, Transport};
+use branchline_worker::{Judgement, Watch};
 use futures_util::Stream;
 use tokio::time::Sleep;
 
-use super::contract::cache_key;
 use super::observe::Observer;
 use super::piece::nonsense;
 use super::{Job, JobLease, Piece};
 use crate::app::App;
+use emitted::Emitted;
+use leg::Leg;
 
-/// Attempts of one job, the first included.
-const ATTEMPTS: usize = 2;
 /// What a client is told to wait if nobody knows better.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -29,17 +32,23 @@ pub struct Running {
     app: Arc<App>,
     job: Job,
     observer: Observer,
-    stream: DeltaStream,
-    /// Workers that had their attempt, the present one last.
+    legs: Vec<Leg>,
+    /// Workers that had their attempt, the latest last.
     tried: Vec<WorkerId>,
     arrived: Instant,
-    /// Whether a piece has come: from then on the answer is this worker's.
+    /// Whether a piece has come: from then on the answer is that worker's.
     begun: bool,
+    /// What each sequence has sent, for a continuation.
+    emitted: Vec<Emitted>,
+    /// Times that a leg was continued elsewhere.
+    continuations: u32,
     /// Sequences that have not ended.
     open: u32,
     over: bool,
     /// Armed while the worker is silent.
     silence: Option<Pin<Box<Sleep>>>,
+    /// Asked of the fleet while no piece has come.
+    watch: Option<(Watch, Pin<Box<Sleep>>)>,
 }
 
 /// Chooses a worker and hands it the job.
@@ -47,59 +56,39 @@ pub struct Running {
 /// # Errors
 /// `Cancelled` if the job was aborted meanwhile, `Unavailable` if no worker can take it, or the worker's refusal.
 pub fn start(app: &Arc<App>, job: Job, arrived: Instant) -> Result<Running> {
-    let observer = Observer::new(Arc::clone(&app.metrics));
-    let mut tried = Vec::new();
-    let stream = loop {
-        match attempt(app, &job, &observer, &mut tried, arrived) {
-            Ok(stream) => break stream,
-            Err(error) if may_move(app, &job, &error) && (1..ATTEMPTS).contains(&tried.len()) => {
-                observer.retried(&error)
-            }
-            Err(error) => return Err(with_wait(error)),
-        }
-    };
     let open = job.sampling.sequences();
-    Ok(Running {
+    let mut running = Running {
         app: Arc::clone(app),
+        observer: Observer::new(Arc::clone(&app.metrics)),
+        emitted: (0..open).map(|_| Emitted::default()).collect(),
         job,
-        observer,
-        stream,
-        tried,
+        legs: Vec::with_capacity(1),
+        tried: Vec::new(),
         arrived,
         begun: false,
+        continuations: 0,
         open,
         over: false,
         silence: None,
-    })
-}
-
-fn attempt(
-    app: &App,
-    job: &Job,
-    observer: &Observer,
-    tried: &mut Vec<WorkerId>,
-    arrived: Instant,
-) -> Result<DeltaStream> {
-    if job.live.is_aborted() {
-        return Err(Error::new(ErrorCode::Cancelled, "the request was aborted before a worker had it"));
-    }
-    let query = RouteQuery {
-        token_ids: &job.tokens,
-        namespace: cache_key(&job.routing),
-        exclude: tried,
-        transport: Some(Transport::Grpc),
-        engine_id: job.lease.as_ref().and_then(JobLease::engine_id),
-        ..RouteQuery::default()
+        watch: None,
     };
-    let choice = app.fleet.choose(Some(&job.model.name), &query)?;
-    observer.chosen(choice.predicted_cached_tokens);
-    tried.push(choice.worker.id);
-    job.live.moved_to(&choice.worker);
-    let deadline = app.options.request_timeout.map(|limit| limit.saturating_sub(arrived.elapsed()));
-    choice.worker.submit(
-        job.request(),
-        SubmitOptions { deadline, guard: Some(choice.guard), ..SubmitOptions::default() },
-    )
+    app.fleet.earn_retry();
+    loop {
+        match running.attempt() {
+            Ok(()) => return Ok(running),
+            Err(error)
+                if may_move(&running.app, &running.job, &error)
+                    && !running.tried.is_empty()
+                    && running.may_retry() =>
+            {
+                running.observer.retried(error.code.name());
+            }
+            Err(error) => {
+                running.over = true;
+                return Err(with_wait(error));
+            }
+        }
+    }
 }
 
 /// Whether the job may be tried elsewhere. While its lease's worker lives, a full queue there is waited for: what the
@@ -130,42 +119,130 @@ impl Running {
         &self.job
     }
 
-    fn accept(&mut self, piece: &mut Piece) {
+    /// One more leg, on a worker that had no try yet.
+    fn attempt(&mut self) -> Result<()> {
+        let leg = Leg::first(&self.app, &self.job, &mut self.tried, self.arrived)?;
+        self.observer.chosen(leg.predicted);
+        self.watch = leg.stream.watch().map(|watch| {
+            let sleep = Box::pin(tokio::time::sleep(watch.patience()));
+            (watch, sleep)
+        });
+        self.legs.push(leg);
+        Ok(())
+    }
+
+    /// Whether a further try is allowed, by the request's own limit and by the fleet's budget.
+    fn may_retry(&self) -> bool {
+        self.tried.len() <= self.app.options.max_retries && self.app.fleet.spend_retry()
+    }
+
+    fn accept(&mut self, at: usize, piece: &mut Piece) {
+        if !std::mem::replace(&mut self.begun, true) {
+            // The first piece wins the race.
+            let winner = self.legs.swap_remove(at);
+            self.job.live.moved_to(&winner.worker);
+            self.legs = vec![winner];
+            self.watch = None;
+        }
+        self.silence = None;
         if let (Some(found), Some(lease)) = (&mut piece.lease, &self.job.lease)
             && let Some(name) = &found.name
         {
             found.id = Some(self.app.leases.sign(name, &lease.tenant));
         }
-        self.begun = true;
-        self.silence = None;
         if let Some(found) = piece.prompt {
-            self.observer.prompt(found);
+            match self.continuations {
+                0 => self.observer.prompt(found, self.legs[0].predicted),
+                // The client knows the prompt; that its continuation found it cached is no news.
+                _ => piece.prompt = None,
+            }
         }
-        if let Some(end) = &piece.end {
+        self.emitted[piece.index as usize].add(piece);
+        if let Some(end) = &mut piece.end {
+            end.continuations = self.continuations;
             self.observer.completion(end.completion_tokens);
+            self.legs.retain(|leg| leg.sequence != Some(piece.index));
             self.open = self.open.saturating_sub(1);
             self.over = self.open == 0;
         }
     }
 
-    /// Tries elsewhere, or gives up with the error that the client shall see.
-    fn fail(&mut self, error: Error) -> Result<()> {
+    /// A leg broke: tries elsewhere, goes on elsewhere, or gives up with the error that the client shall see.
+    fn fail(&mut self, at: usize, error: Error) -> Result<()> {
         self.silence = None;
-        if self.begun || !may_move(&self.app, &self.job, &error) || self.tried.len() >= ATTEMPTS {
-            self.over = true;
-            return Err(if self.begun { error } else { with_wait(error) });
-        }
-        match attempt(&self.app, &self.job, &self.observer, &mut self.tried, self.arrived) {
-            Ok(stream) => {
-                self.observer.retried(&error);
-                tracing::warn!(request = %self.job.live.id(), %error, "request moved to another worker");
-                self.stream = stream;
-                Ok(())
+        let lost = self.legs.swap_remove(at);
+        if !self.begun {
+            if !self.legs.is_empty() {
+                return Ok(());
             }
-            // That there is no other worker is no news; what happened to the first is.
-            Err(_) => {
+            if !may_move(&self.app, &self.job, &error) || !self.may_retry() {
                 self.over = true;
-                Err(with_wait(error))
+                return Err(with_wait(error));
+            }
+            return match self.attempt() {
+                Ok(()) => {
+                    self.observer.retried(error.code.name());
+                    tracing::warn!(request = %self.job.live.id(), %error, "request moved to another worker");
+                    Ok(())
+                }
+                // That there is no other worker is no news; what happened to the first is.
+                Err(_) => {
+                    self.over = true;
+                    Err(with_wait(error))
+                }
+            };
+        }
+        if self.go_on(&lost, &error).is_err() {
+            self.over = true;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Continues what a lost leg carried.
+    fn go_on(&mut self, lost: &Leg, error: &Error) -> Result<()> {
+        let none = || Error::new(ErrorCode::Unavailable, "the stream can't be continued");
+        let dead = matches!(error.code, ErrorCode::UpstreamFailed | ErrorCode::Unavailable);
+        let told = self.job.logprobs.as_ref().is_none_or(|logprobs| logprobs.input_start.is_none());
+        // Prompt logprobs are whole once any sequence has a token.
+        let whole = told || self.emitted.iter().any(|emitted| !emitted.ids.is_empty());
+        let possible = self.app.options.continue_streams && dead && whole && !lost.numerics_id.is_empty();
+        if !possible || self.continuations as usize >= self.app.options.max_retries.max(1) {
+            return Err(none());
+        }
+        if !self.app.fleet.spend_retry() {
+            return Err(none());
+        }
+        let sequences: Vec<u32> = match lost.sequence {
+            Some(sequence) => vec![sequence],
+            None => (0..).take(self.emitted.len()).filter(|at| !self.emitted[*at as usize].ended).collect(),
+        };
+        for sequence in sequences {
+            let emitted = &self.emitted[sequence as usize];
+            let leg = Leg::resume(&self.app, &self.job, lost, &self.tried, self.arrived, sequence, emitted)?;
+            tracing::warn!(request = %self.job.live.id(), sequence, tokens = emitted.ids.len(), "stream continued on another worker");
+            self.legs.push(leg);
+        }
+        self.continuations += 1;
+        self.app.metrics.continuations.with([""; 0]).inc();
+        Ok(())
+    }
+
+    /// Asks about a worker that lets the first piece wait; a second leg may come of it.
+    fn poll_watch(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let Some((watch, sleep)) = &mut self.watch else { return Poll::Pending };
+            ready!(sleep.as_mut().poll(cx));
+            match self.app.fleet.judge(watch) {
+                Judgement::Wait(time) => sleep.as_mut().reset(tokio::time::Instant::now() + time),
+                Judgement::Stuck => {
+                    self.watch = None;
+                    if self.legs.len() == 1 && self.may_retry() && self.attempt().is_ok() {
+                        self.watch = None;
+                        self.observer.retried("suspected");
+                        return Poll::Ready(());
+                    }
+                }
             }
         }
     }
@@ -175,9 +252,34 @@ impl Running {
         let limit = if self.begun { options.idle_timeout } else { options.first_token_timeout };
         let Some(limit) = limit else { return Poll::Pending };
         let silence = self.silence.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
-        std::task::ready!(silence.as_mut().poll(cx));
+        ready!(silence.as_mut().poll(cx));
         let message = format!("the worker was silent for {limit:?}; try again");
         Poll::Ready(Error::new(ErrorCode::DeadlineExceeded, message))
+    }
+
+    /// The next piece of any leg, or the leg that broke and why.
+    fn poll_legs(&mut self, cx: &mut Context<'_>) -> Poll<(usize, Result<Piece>)> {
+        for at in 0..self.legs.len() {
+            let leg = &mut self.legs[at];
+            let polled = match Pin::new(&mut leg.stream).poll_next(cx) {
+                Poll::Pending => continue,
+                Poll::Ready(Some(Ok(delta))) => Piece::read(delta).and_then(|mut piece| {
+                    if let (Some(sequence), 0) = (leg.sequence, piece.index) {
+                        piece.index = sequence;
+                    }
+                    match piece.index < self.job.sampling.sequences() {
+                        true => Ok(piece),
+                        false => Err(nonsense("a sequence was not asked for")),
+                    }
+                }),
+                Poll::Ready(Some(Err(error))) => Err(error),
+                Poll::Ready(None) => {
+                    Err(Error::new(ErrorCode::UpstreamFailed, "the worker ended the answer early; try again"))
+                }
+            };
+            return Poll::Ready((at, polled));
+        }
+        Poll::Pending
     }
 }
 
@@ -190,24 +292,16 @@ impl Stream for Running {
             if this.over {
                 return Poll::Ready(None);
             }
-            let error = match Pin::new(&mut this.stream).poll_next(cx) {
-                Poll::Ready(Some(Ok(delta))) => match Piece::read(delta) {
-                    Ok(piece) if piece.index >= this.job.sampling.sequences() => {
-                        nonsense("a sequence was not asked for")
-                    }
-                    Ok(mut piece) => {
-                        this.accept(&mut piece);
-                        return Poll::Ready(Some(Ok(piece)));
-                    }
-                    Err(error) => error,
-                },
-                Poll::Ready(Some(Err(error))) => error,
-                Poll::Ready(None) => {
-                    Error::new(ErrorCode::UpstreamFailed, "the worker ended the answer early; try again")
+            let (at, error) = match this.poll_legs(cx) {
+                Poll::Ready((at, Ok(mut piece))) => {
+                    this.accept(at, &mut piece);
+                    return Poll::Ready(Some(Ok(piece)));
                 }
-                Poll::Pending => std::task::ready!(this.poll_silence(cx)),
+                Poll::Ready((at, Err(error))) => (at, error),
+                Poll::Pending if this.poll_watch(cx).is_ready() => continue,
+                Poll::Pending => (0, ready!(this.poll_silence(cx))),
             };
-            if let Err(error) = this.fail(error) {
+            if let Err(error) = this.fail(at, error) {
                 return Poll::Ready(Some(Err(error)));
             }
         }

@@ -10,34 +10,47 @@ use std::time::Instant;
 use axum::body::Body;
 use branchline_core::{Error, ErrorCode, Result};
 use branchline_telemetry::{Gauge, Histogram, Metrics};
+use branchline_worker::Fleet;
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tower::Service;
 
 use super::routes::{Access, Route, route_of};
 use super::{KeyHash, Keys, origin};
-use crate::http::refuse;
+use crate::app::App;
+use crate::http::{Explanations, refuse};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const EXPLAIN: HeaderName = HeaderName::from_static("x-branchline-explain");
 
 /// What the gate needs to know.
-#[derive(Debug)]
 struct Rules {
     keys: Keys,
     host: String,
     metrics: Arc<Metrics>,
+    explanations: Arc<Explanations>,
+    fleet: Arc<Fleet>,
 }
 
 /// Wraps the router; one clone serves one connection.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Gate<S> {
     rules: Arc<Rules>,
     inner: S,
 }
 
 impl<S> Gate<S> {
-    /// A gate before `inner`; `host` is the configured address.
-    pub fn new(inner: S, keys: Keys, host: String, metrics: Arc<Metrics>) -> Self {
-        Self { rules: Arc::new(Rules { keys, host, metrics }), inner }
+    /// A gate before `inner`.
+    pub fn new(inner: S, keys: Keys, app: &App) -> Self {
+        let rules = Rules {
+            keys,
+            host: app.options.host.clone(),
+            metrics: Arc::clone(&app.metrics),
+            explanations: Arc::clone(&app.explanations),
+            fleet: Arc::clone(&app.fleet),
+        };
+        Self { rules: Arc::new(rules), inner }
     }
 }
 
@@ -87,11 +100,50 @@ where
             Ok(None) => {}
             Err(error) => return Box::pin(std::future::ready(Ok(tally.attach(refuse(&error))))),
         }
+        let named = Named::of(&mut request);
         let answer = self.inner.call(request.map(Body::new));
+        let rules = Arc::clone(&self.rules);
         Box::pin(async move {
-            let Ok(response) = answer.await;
+            let Ok(mut response) = answer.await;
+            if let Some(named) = named {
+                named.tell(&mut response, &rules);
+            }
             Ok(tally.attach(response))
         })
+    }
+}
+
+/// A request that its client named, or asks about.
+struct Named {
+    id: HeaderValue,
+    explain: bool,
+}
+
+impl Named {
+    /// `None` if there is nothing to tell; a request that is asked about gets a name.
+    fn of<B>(request: &mut Request<B>) -> Option<Self> {
+        let headers = request.headers_mut();
+        let asked = headers.get(EXPLAIN).map(HeaderValue::as_bytes);
+        let explain = asked.is_some_and(|word| !matches!(word, b"" | b"0" | b"false" | b"no"));
+        let id = match headers.get(REQUEST_ID) {
+            Some(id) => id.clone(),
+            None if explain => {
+                let id = HeaderValue::from_str(&uuid::Uuid::new_v4().simple().to_string()).ok()?;
+                headers.insert(REQUEST_ID, id.clone());
+                id
+            }
+            None => return None,
+        };
+        Some(Self { id, explain })
+    }
+
+    fn tell(self, response: &mut Response<Body>, rules: &Rules) {
+        let told = self.id.to_str().ok().filter(|_| self.explain);
+        let told = told.and_then(|id| rules.explanations.header(id, &rules.fleet));
+        if let Some(told) = told.and_then(|told| HeaderValue::try_from(told).ok()) {
+            response.headers_mut().insert(EXPLAIN, told);
+        }
+        response.headers_mut().entry(REQUEST_ID).or_insert(self.id);
     }
 }
 

@@ -45,9 +45,13 @@ const ROUTES: &[Route] = &[
     route("/flush_cache", Access::Admin),
     route("/abort_request", Access::Admin),
     route("/workers", Access::Admin),
+    route("/add_worker", Access::Admin),
+    route("/remove_worker", Access::Admin),
+    route("/list_workers", Access::Admin),
 ];
 
 const WORKER: Route = route("/workers/{id}", Access::Admin);
+const EXPLAIN: Route = route("/explain/{request}", Access::Admin);
 const MODEL: Route = route("/v1/models/{id}", Access::Client);
 const LEASE: Route = route("/v1/leases/{id}", Access::Client);
 const OTHER: Route = route("other", Access::Client);
@@ -61,6 +65,7 @@ pub fn route_of(path: &str) -> Route {
     match ROUTES.iter().find(|route| route.label == path) {
         Some(route) => *route,
         None if path.starts_with("/workers/") => WORKER,
+        None if path.starts_with("/explain/") => EXPLAIN,
         None if path.starts_with("/v1/models/") => MODEL,
         None if path.starts_with("/v1/leases/") => LEASE,
         None => OTHER,

@@ -1,17 +1,16 @@
-//! Operators' routes: probes, metrics, workers, cache flush and aborts. `info` has the two server reports.
+//! Operators' routes: probes, metrics, cache flush and aborts; `workers` has the registration. `info` has the two server reports.
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
-use axum::routing::{delete, get, post};
-use branchline_core::{Error, ErrorCode, Result, WorkerId};
+use axum::routing::{get, post};
+use branchline_core::{Error, ErrorCode, Result};
 use branchline_protocol::Document;
 use branchline_worker::{Transport, Worker};
 use http::{Method, Request, StatusCode, header};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::answer::{Refusal, json as answer};
@@ -32,8 +31,6 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/get_model_info", get(info::model))
         .route("/flush_cache", post(flush).get(flush))
         .route("/abort_request", post(abort))
-        .route("/workers", get(list).post(add))
-        .route("/workers/{id}", delete(remove))
 }
 
 /// What the metrics port has.
@@ -50,7 +47,7 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
 
 /// 200 while at least one worker can be chosen.
 async fn health(State(app): State<Arc<App>>) -> Response {
-    let workers: Vec<_> = app.fleet.workers().iter().map(|worker| describe(worker)).collect();
+    let workers: Vec<_> = app.fleet.workers().iter().map(|worker| super::workers::describe(worker)).collect();
     let ready = app.fleet.workers().iter().any(|worker| worker.is_ready());
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let word = if ready { "ok" } else { "no worker is ready" };
@@ -72,66 +69,6 @@ async fn readiness(State(app): State<Arc<App>>) -> Response {
 /// 200 while the process serves at all.
 async fn liveness() -> Response {
     answer(StatusCode::OK, &json!({"status": "alive"}))
-}
-
-/// A worker as the lists show it.
-fn describe(worker: &Worker) -> Value {
-    let info = worker.info();
-    json!({
-        "id": info.id,
-        "url": info.url,
-        "kind": info.transport,
-        "ready": info.ready,
-        "reason": info.reason,
-        "model": info.models.first(),
-        "models": info.models,
-        "in_flight": info.in_flight,
-    })
-}
-
-async fn list(State(app): State<Arc<App>>) -> Response {
-    let workers: Vec<_> = app.fleet.workers().iter().map(|worker| describe(worker)).collect();
-    answer(StatusCode::OK, &json!({"workers": workers, "total": workers.len()}))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AddRequest {
-    url: String,
-}
-
-async fn add(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
-    let body: AddRequest = read_json(&app, request).await?;
-    let worker = app.fleet.add(&body.url)?;
-    tracing::info!(worker = %worker.id, url = %worker.url, "worker added");
-    Ok(answer(StatusCode::CREATED, &describe(&worker)))
-}
-
-/// Answers at once: the worker gets no new requests from now on, and its running ones may end.
-async fn remove(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answered {
-    let number = id.strip_prefix('w').and_then(|number| number.parse().ok()).map(WorkerId);
-    let Some(worker) = number.and_then(|id| app.fleet.worker(id)) else {
-        let message = format!("worker '{id}' is not in the fleet; GET /workers lists all");
-        return Err(Error::new(ErrorCode::NotFound, message).with_field("id").into());
-    };
-    tracing::info!(worker = %worker.id, url = %worker.url, "worker removed");
-    let shown = describe(&worker);
-    let (owner, grace) = (Arc::clone(&app), app.options.drain_timeout);
-    // Its first poll takes the worker out, and must have happened before the answer.
-    let mut removal = Box::pin(async move { owner.fleet.remove(worker.id, grace).await });
-    match futures_util::poll!(removal.as_mut()) {
-        std::task::Poll::Ready(outcome) => outcome?,
-        std::task::Poll::Pending => {
-            let stop = app.stop.clone();
-            app.tracker.spawn(async move {
-                tokio::select! {
-                    () = stop.cancelled() => {}
-                    _ = removal => {}
-                }
-            });
-        }
-    }
-    Ok(answer(StatusCode::OK, &shown))
 }
 
 async fn flush(State(app): State<Arc<App>>) -> Response {
@@ -231,12 +168,4 @@ async fn abort_on(app: Arc<App>, worker: Arc<Worker>, rid: String, all: bool) ->
         _ if all => Ok(json!({"aborted": worker.abort_all().await?})),
         _ => Ok(json!({"aborted": worker.abort(&rid).await?})),
     }
-}
-
-/// The body as JSON of a known form.
-async fn read_json<T: for<'de> Deserialize<'de>>(app: &App, request: Request<Body>) -> Result<T> {
-    let body = read_body(request.into_body(), app.body_limit()).await?;
-    serde_json::from_slice(&body).map_err(|error| {
-        Error::new(ErrorCode::InvalidArgument, format!("the body is not what this path takes: {error}"))
-    })
 }

@@ -95,11 +95,14 @@ impl Gathered {
 
     /// Tokens of all prompts, each counted once, and all sequences.
     pub(super) fn usage(&self) -> Usage {
-        Usage::new(
+        let ends = self.sequences.iter().filter_map(|sequence| sequence.end.as_ref());
+        let continuations = ends.map(|end| end.continuations).max().unwrap_or(0);
+        let usage = Usage::new(
             self.prompts.iter().map(|prompt| prompt.tokens).sum(),
             self.sequences.iter().map(|sequence| sequence.completion_tokens).sum(),
             self.prompts.iter().map(|prompt| prompt.cached).sum(),
-        )
+        );
+        Usage { continuations, ..usage }
     }
 }
 

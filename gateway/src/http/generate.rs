@@ -143,6 +143,7 @@ impl Native {
                 cached_tokens: prompt.cached as u32,
                 e2e_latency: self.arrived.elapsed().as_secs_f64(),
                 num_retractions: state.end.as_ref().map_or(0, |end| end.retractions),
+                continuations: state.end.as_ref().map_or(0, |end| end.continuations),
                 weight_version: &self.weight_version,
                 lease: self.leases[state.job].as_ref(),
                 logprobs: self.logprobs[sequence].as_ref(),
@@ -191,6 +192,7 @@ mod tests {
             completion_tokens: 3,
             retractions: 0,
             message: String::new(),
+            continuations: 0,
         };
         assert_eq!(finish(&end), Finish::Length { length: 3 });
     }

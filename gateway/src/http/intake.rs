@@ -12,6 +12,7 @@ use http::{Extensions, Request};
 
 use super::answer::refuse;
 use super::relay;
+use super::session::session_key;
 use crate::app::App;
 use crate::dispatch::{self, Job, JobLease, LeaseWant, LiveGuard, Model, Running};
 use crate::guard::{KeyHash, read_body};
@@ -29,6 +30,8 @@ pub(super) struct Intake {
     traceparent: String,
     /// Whose leases it may take and hit.
     tenant: String,
+    tag: Option<String>,
+    key: Option<u64>,
 }
 
 /// What became of a request at the door.
@@ -58,6 +61,9 @@ pub(super) async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken
     }
     let document = Document::parse(&body)?;
     let (model, name) = resolve(app, document.fields().string("model")?)?;
+    let needs_key = app.fleet.needs_key(Some(&model.name));
+    let key =
+        needs_key.then(|| session_key(&head.headers, &app.options, || relay::session_of(&body))).flatten();
     Ok(Taken::Engine(Box::new(Intake {
         app: Arc::clone(app),
         document,
@@ -65,15 +71,18 @@ pub(super) async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken
         name,
         arrived,
         bytes: body.len(),
-        traceparent: traceparent(&head),
         tenant: tenant_of(&head.extensions),
+        traceparent: header(&head, "traceparent").unwrap_or_default(),
+        tag: header(&head, "x-request-id"),
+        key,
     })))
 }
 
 /// The engines' model for a name; none, "" and "default" mean the first unless a model has that very name.
 pub(super) fn resolve(app: &App, name: Option<&str>) -> Result<(Arc<Model>, String)> {
     let name = name.unwrap_or_default();
-    if let Some(model) = app.fleet.model(name) {
+    let own = app.fleet.canonical(name);
+    if let Some(model) = app.fleet.model(own.as_deref().unwrap_or(name)) {
         return Ok((model, name.to_owned()));
     }
     let named = (!matches!(name, "" | "default")).then_some(name);
@@ -101,9 +110,8 @@ pub(super) fn tenant_of(extensions: &Extensions) -> String {
     extensions.get::<KeyHash>().map(KeyHash::tenant).unwrap_or_default()
 }
 
-fn traceparent(head: &Parts) -> String {
-    let value = head.headers.get("traceparent").and_then(|value| value.to_str().ok());
-    value.unwrap_or_default().to_owned()
+fn header(head: &Parts, name: &str) -> Option<String> {
+    head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
 
 impl Intake {
@@ -141,6 +149,9 @@ impl Intake {
             routing,
             lease,
             traceparent: self.traceparent.clone(),
+            tag: self.tag.clone(),
+            key: self.key,
+            seed: rand::random(),
         };
         dispatch::start(&self.app, job, self.arrived)
     }

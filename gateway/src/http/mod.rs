@@ -4,6 +4,7 @@ mod admin;
 mod answer;
 mod chat;
 mod completions;
+mod explain;
 mod fan;
 mod gather;
 mod generate;
@@ -13,9 +14,11 @@ mod leases;
 mod models;
 pub(crate) mod relay;
 mod score;
+mod session;
 mod spell;
 mod stream;
 mod tokenize;
+mod workers;
 
 use std::sync::Arc;
 
@@ -29,10 +32,13 @@ use crate::app::App;
 use crate::guard::{Gate, Keys};
 
 pub use answer::{Refusal, json, refuse};
+pub use explain::Explanations;
 
 /// All routes, without the gate before them.
 pub fn router(app: &Arc<App>) -> Router {
     admin::routes()
+        .merge(workers::routes())
+        .merge(explain::routes())
         .merge(chat::routes())
         .merge(completions::routes())
         .merge(generate::routes())
@@ -56,7 +62,7 @@ pub fn metrics_service(app: &Arc<App>) -> Router {
 }
 
 fn gate(app: &Arc<App>, router: Router, keys: Keys) -> Gate<Router> {
-    Gate::new(router, keys, app.options.host.clone(), Arc::clone(&app.metrics))
+    Gate::new(router, keys, app)
 }
 
 async fn unknown_path(request: Request<Body>) -> Response {

@@ -37,6 +37,9 @@ pub struct Meta<'a> {
     pub e2e_latency: f64,
     /// How often it was retracted.
     pub num_retractions: u32,
+    /// How often it was continued on another worker after its own had died; left out if never.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub continuations: u32,
     /// Version of the weights.
     pub weight_version: &'a str,
     /// If the request named or acquired a lease.
@@ -45,6 +48,11 @@ pub struct Meta<'a> {
     /// If asked for.
     #[serde(flatten)]
     pub logprobs: Option<&'a MetaLogprobs>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde calls")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Why a sequence ended.
@@ -197,6 +205,7 @@ mod tests {
                 cached_tokens: 0,
                 e2e_latency: 0.5,
                 num_retractions: 0,
+                continuations: 0,
                 weight_version: "v",
                 lease: None,
                 logprobs: Some(&lists),

@@ -38,6 +38,14 @@ pub struct Usage {
     pub total_tokens: u64,
     /// What was found in the cache.
     pub prompt_tokens_details: PromptDetails,
+    /// How often the answer was continued on another worker after its own had died; left out if never.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub continuations: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde calls")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Details of the prompt's tokens.
@@ -55,6 +63,7 @@ impl Usage {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens },
+            continuations: 0,
         }
     }
 }

@@ -106,6 +106,7 @@ proptest! {
             index.apply(WorkerId(worker), head(1, *sequence, *sequence == 0), [change]).unwrap();
             *sequence += 1;
         }
+        (0..SHARDS).for_each(|_| index.sweep());
         for (worker, held) in &model {
             prop_assert_eq!(index.blocks(WorkerId(*worker)), held.len());
             for hash in 0..12 {
@@ -114,4 +115,51 @@ proptest! {
         }
         prop_assert_eq!(index.len(), model.values().flatten().collect::<HashSet<_>>().len());
     }
+}
+
+proptest! {
+    /// Many workers, each with the beginnings of some prompts: halving finds what walking would.
+    #[test]
+    fn halving_finds_how_far_each_of_many_workers_gets(lengths in prop::collection::vec(0..40_usize, 1..150), brought in 0..40_usize) {
+        let prompt: Vec<u32> = (0..640).collect();
+        let hashes = chain_all(b"", &prompt, 16);
+        let mut index = BlockIndex::default();
+        for (worker, length) in lengths.iter().enumerate() {
+            index.apply(WorkerId(worker as u32), head(1, 0, true), [Change::Stored(&hashes[..*length])]).unwrap();
+        }
+        index.reserve(A, &hashes[..brought]);
+        let workers: Vec<_> = (0..lengths.len() as u32).rev().map(WorkerId).collect();
+        let mut right: Vec<_> = lengths.iter().rev().copied().collect();
+        let last = right.len() - 1;
+        right[last] = right[last].max(brought);
+        prop_assert_eq!(index.matches(&hashes, &workers), right);
+    }
+}
+
+#[test]
+fn a_purged_worker_is_gone_at_once_and_swept_out_by_and_by() {
+    let prompt: Vec<u32> = (0..4000).collect();
+    let hashes = chain_all(b"", &prompt, 4);
+    let mut index = opened(&hashes);
+    index.apply(B, head(1, 0, true), [Change::Stored(&hashes[..500])]).unwrap();
+    index.purge(A);
+    assert_eq!((index.matches(&hashes, &[A, B]), index.blocks(A)), (vec![0, 500], 0));
+    index.apply(A, head(2, 0, true), [Change::Stored(&hashes[..7])]).unwrap();
+    assert_eq!(index.matches(&hashes, &[A, B]), [7, 500]);
+    for sequence in 1..=SHARDS as u64 {
+        index.apply(B, head(1, sequence, false), []).unwrap();
+    }
+    assert_eq!((index.len(), index.matches(&hashes, &[A, B])), (500, vec![7, 500]));
+}
+
+#[test]
+fn a_full_index_keeps_beginnings_and_counts_what_it_leaves_out() {
+    let prompt: Vec<u32> = (0..400).collect();
+    let hashes = chain_all(b"", &prompt, 4);
+    let mut index = BlockIndex::new(40 * ENTRY_BYTES);
+    index.apply(A, head(1, 0, true), [Change::Stored(&hashes)]).unwrap();
+    assert_eq!((index.matches(&hashes, &[A]), index.blocks(A), index.dropped()), (vec![40], 40, 60));
+    assert!(index.memory() <= 40 * ENTRY_BYTES);
+    index.apply(A, head(1, 1, false), [Change::Removed(&hashes[39..])]).unwrap();
+    assert_eq!((index.blocks(A), index.len()), (39, 39));
 }

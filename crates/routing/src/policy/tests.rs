@@ -3,14 +3,23 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 fn candidate(number: u32, uncached_tokens: u64, queued_tokens: u64, running: u64) -> Candidate {
-    Candidate { worker: WorkerId(number), uncached_tokens, queued_tokens, running }
+    let name = u64::from(number);
+    Candidate {
+        worker: WorkerId(number),
+        name,
+        uncached_tokens,
+        queued_tokens,
+        running,
+        usage: 0.0,
+        speed: 1.0,
+    }
 }
 
 fn counts(policy: &dyn Policy, candidates: &[Candidate], draws: usize) -> Vec<usize> {
     let mut random = StdRng::seed_from_u64(1);
     let mut counts = vec![0; candidates.len()];
     for _ in 0..draws {
-        counts[policy.choose(candidates, &mut random).unwrap()] += 1;
+        counts[policy.choose(candidates, &Ask::default(), &mut random).unwrap()] += 1;
     }
     counts
 }
@@ -21,9 +30,9 @@ fn every_policy_chooses_a_candidate_if_there_is_one_and_spreads_equals() {
     for kind in PolicyKind::ALL {
         let policy = kind.build();
         assert_eq!(policy.kind(), kind);
-        assert_eq!(policy.choose(&[], &mut StdRng::seed_from_u64(0)), None, "{kind:?}");
+        assert_eq!(policy.choose(&[], &Ask::default(), &mut StdRng::seed_from_u64(0)), None, "{kind:?}");
         assert_eq!(
-            policy.choose(&[candidate(0, 9, 9, 9)], &mut StdRng::seed_from_u64(0)),
+            policy.choose(&[candidate(0, 9, 9, 9)], &Ask::default(), &mut StdRng::seed_from_u64(0)),
             Some(0),
             "{kind:?}"
         );
@@ -32,7 +41,7 @@ fn every_policy_chooses_a_candidate_if_there_is_one_and_spreads_equals() {
             assert!((850..1150).contains(&count), "{kind:?}: {count} of 4000 on one of four equals");
         }
         let huge = [candidate(0, u64::MAX, u64::MAX, u64::MAX), candidate(1, u64::MAX, u64::MAX, u64::MAX)];
-        assert!(policy.choose(&huge, &mut StdRng::seed_from_u64(0)).is_some(), "{kind:?}");
+        assert!(policy.choose(&huge, &Ask::default(), &mut StdRng::seed_from_u64(0)).is_some(), "{kind:?}");
     }
 }
 
@@ -43,7 +52,7 @@ fn names_parse_back_and_an_unknown_one_lists_them() {
     }
     let error = "magic".parse::<PolicyKind>().unwrap_err();
     assert!(
-        error.message.contains("'magic'") && error.message.contains("cache_aware, round_robin"),
+        error.message.contains("'magic'") && error.message.contains("cache_aware, least_load"),
         "{error}"
     );
 }
@@ -53,7 +62,7 @@ fn round_robin_takes_turns() {
     let policy = PolicyKind::RoundRobin.build();
     let three: Vec<_> = (0..3).map(|number| candidate(number, 0, 0, 0)).collect();
     let mut random = StdRng::seed_from_u64(0);
-    let turns: Vec<_> = (0..6).filter_map(|_| policy.choose(&three, &mut random)).collect();
+    let turns: Vec<_> = (0..6).filter_map(|_| policy.choose(&three, &Ask::default(), &mut random)).collect();
     assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
 }
 
@@ -87,7 +96,7 @@ fn cache_aware_keeps_a_hot_prefix_balanced_over_time() {
     for _ in 0..8000 {
         let candidates: Vec<_> =
             (0..8).map(|number| candidate(number, 100, 0, running[number as usize])).collect();
-        let chosen = policy.choose(&candidates, &mut random).unwrap();
+        let chosen = policy.choose(&candidates, &Ask::default(), &mut random).unwrap();
         running[chosen] += 1;
         served[chosen] += 1;
         live.push_back(chosen);
@@ -97,4 +106,46 @@ fn cache_aware_keeps_a_hot_prefix_balanced_over_time() {
     }
     let most = *served.iter().max().unwrap() as f64;
     assert!(most / 1000.0 <= 1.06, "{served:?}");
+}
+
+#[test]
+fn routing_miss_goes_to_the_idle() {
+    for kind in
+        [PolicyKind::CacheAware, PolicyKind::LeastLoad, PolicyKind::ConsistentHashing, PolicyKind::Sticky]
+    {
+        let counts = counts(&*kind.build(), &[candidate(0, 500, 0, 40), candidate(1, 500, 0, 0)], 100);
+        assert_eq!(counts, [0, 100], "{kind:?}");
+    }
+}
+
+#[test]
+fn routing_imbalance_elsewhere_leaves_affinity_alone() {
+    let with = |holder: usize| {
+        let loads = [200, 0, 5, 5];
+        let uncached = |number: usize| if number == holder { 400 } else { 4000 };
+        let all: Vec<_> =
+            (0..4).map(|number| candidate(number as u32, uncached(number), 0, loads[number])).collect();
+        counts(&*PolicyKind::CacheAware.build(), &all, 100)
+    };
+    assert_eq!(with(2), [0, 0, 100, 0]);
+    assert_eq!(with(0), [0, 100, 0, 0], "its own load is above what the prefix saves");
+}
+
+#[test]
+fn a_worker_that_warms_up_gets_less_of_everything() {
+    let cold = Candidate { speed: 0.1, ..candidate(0, 100, 0, 1) };
+    let warm = candidate(1, 100, 0, 1);
+    for kind in [PolicyKind::Random, PolicyKind::RoundRobin, PolicyKind::PowerOfTwo, PolicyKind::CacheAware] {
+        let counts = counts(&*kind.build(), &[cold, warm], 1000);
+        assert!(counts[0] < 250, "{kind:?}: {counts:?}");
+    }
+    assert_eq!(counts(&*PolicyKind::Random.build(), &[cold], 10), [10], "it is all there is");
+}
+
+#[test]
+fn a_full_pool_repels_and_a_half_full_one_hardly() {
+    let policy = PolicyKind::CacheAware.build();
+    let pair = |usage: f64| [Candidate { usage, ..candidate(0, 0, 0, 0) }, candidate(1, 400, 0, 0)];
+    assert_eq!(counts(&*policy, &pair(0.5), 100), [100, 0]);
+    assert_eq!(counts(&*policy, &pair(0.95), 100), [0, 100]);
 }

@@ -10,7 +10,8 @@ use futures_util::Stream;
 
 use super::mux::Mux;
 use super::slot::Slot;
-use crate::load::LoadGuard;
+use crate::health::Verdict;
+use crate::load::{LoadGuard, Watch};
 use crate::proto::SequenceDelta;
 
 /// The answer to one request, in the engine's order. Dropping it before its end cancels the request at once.
@@ -41,21 +42,49 @@ impl DeltaStream {
         std::future::poll_fn(|cx| self.poll_delta(cx)).await
     }
 
+    /// What to ask about the worker while no token has come; see [`crate::Fleet::judge`].
+    pub fn watch(&self) -> Option<Watch> {
+        self.guard.as_ref().and_then(LoadGuard::watch)
+    }
+
+    /// Tells the worker's record how the request ended.
+    fn settle(&mut self, end: Option<&Result<SequenceDelta>>) {
+        let Some(guard) = &mut self.guard else { return };
+        let verdict = match end {
+            None => Verdict::Success,
+            Some(Ok(_)) => Verdict::Neutral,
+            Some(Err(error)) => {
+                if let Some(wait) = error.retry_after {
+                    guard.rest(wait);
+                }
+                match error.code {
+                    ErrorCode::UpstreamFailed | ErrorCode::Internal => Verdict::Failure,
+                    _ => Verdict::Neutral,
+                }
+            }
+        };
+        guard.settle(verdict);
+    }
+
     fn poll_delta(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<SequenceDelta>>> {
         if self.done {
             return Poll::Ready(None);
         }
         match self.slot.poll_next(cx) {
             Poll::Ready(Some(Ok(delta))) => {
-                if let Some(guard) = &mut self.guard
-                    && !delta.token_ids.is_empty()
-                {
-                    guard.prefilled();
+                if let Some(guard) = &mut self.guard {
+                    if delta.token_ids.is_empty() && delta.finish.is_none() {
+                        guard.progressed();
+                    } else {
+                        guard.prefilled();
+                        guard.progressed();
+                    }
                 }
                 Poll::Ready(Some(Ok(delta)))
             }
             Poll::Ready(end) => {
                 self.done = true;
+                self.settle(end.as_ref());
                 Poll::Ready(end)
             }
             Poll::Pending => {

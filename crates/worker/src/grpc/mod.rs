@@ -74,11 +74,16 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(url: &str, authority: &str, options: Arc<FleetOptions>) -> Result<Self> {
+    pub(crate) fn new(
+        url: &str,
+        authority: &str,
+        token: Option<&str>,
+        options: Arc<FleetOptions>,
+    ) -> Result<Self> {
         Ok(Self {
             url: url.into(),
             authority: authority.to_owned(),
-            token: Token::new(options.worker_token.as_deref())?,
+            token: Token::new(token)?,
             options,
             mux: ArcSwapOption::empty(),
             client: ArcSwapOption::empty(),
@@ -101,7 +106,9 @@ impl Engine {
     }
 
     fn away(&self) -> Error {
-        Error::new(ErrorCode::Unavailable, format!("worker {} is not attached; try again", self.url))
+        // Clients learn what happened, not where.
+        tracing::debug!(worker = %self.url, "the worker is not attached");
+        Error::new(ErrorCode::Unavailable, "the worker is not attached; try again")
             .with_retry_after(Duration::from_secs(1))
     }
 

@@ -7,7 +7,7 @@ mod pool;
 mod probe;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use branchline_core::{Error, ErrorCode, Result};
@@ -34,6 +34,8 @@ pub struct HttpWorker {
     status: Arc<Status>,
     /// Served names; none while unknown or if the worker does not list any.
     served: ArcSwapOption<Vec<String>>,
+    /// What runs there, once found out.
+    runtime: OnceLock<&'static str>,
     /// Wakes the prober after a failure seen by a request.
     suspect: Notify,
 }
@@ -60,12 +62,25 @@ impl HttpWorker {
             idle: Mutex::new(VecDeque::new()),
         };
         let served = ArcSwapOption::empty();
-        Ok(Self { pool: Arc::new(pool), host, name: url.into(), status, served, suspect: Notify::new() })
+        Ok(Self {
+            pool: Arc::new(pool),
+            host,
+            name: url.into(),
+            status,
+            served,
+            runtime: OnceLock::new(),
+            suspect: Notify::new(),
+        })
     }
 
     /// Names the worker lists; `None` if it takes any or has not answered yet.
     pub fn served(&self) -> Option<Arc<Vec<String>>> {
         self.served.load_full()
+    }
+
+    /// What runs there, one of [`crate::RUNTIMES`], once found out.
+    pub fn runtime(&self) -> Option<&'static str> {
+        self.runtime.get().copied()
     }
 
     /// Sends a request; its URI's path and query and its headers go out as they are, `host` is set.

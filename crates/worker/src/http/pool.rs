@@ -95,11 +95,10 @@ impl Pool {
     /// A new connection.
     pub(crate) async fn connect(self: &Arc<Self>) -> Result<Lease> {
         let fail = |cause: &dyn std::fmt::Display| {
-            Error::new(
-                ErrorCode::Unavailable,
-                format!("worker http://{} cannot be reached: {cause}", self.authority),
-            )
-            .with_retry_after(Duration::from_secs(1))
+            // Clients learn what happened, not where.
+            tracing::debug!(worker = %self.authority, %cause, "the worker cannot be reached");
+            Error::new(ErrorCode::Unavailable, "the worker cannot be reached; try again")
+                .with_retry_after(Duration::from_secs(1))
         };
         let stream = tokio::time::timeout(self.connect_timeout, TcpStream::connect(&self.authority))
             .await

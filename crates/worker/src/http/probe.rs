@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::HttpWorker;
 use crate::options::FleetOptions;
+use crate::worker::Worker;
 
 /// Longest model list that is read.
 const LIST_BYTES: usize = 4 << 20;
@@ -21,14 +22,19 @@ const LIST_BYTES: usize = 4 << 20;
 const LIST_EVERY: u32 = 6;
 
 /// Polls until cancelled.
-pub(crate) async fn watch(worker: &HttpWorker, options: &FleetOptions, cancel: &CancellationToken) {
+pub(crate) async fn watch(
+    owner: &Worker,
+    worker: &HttpWorker,
+    options: &FleetOptions,
+    cancel: &CancellationToken,
+) {
     let mut failures = 0_u32;
     let mut polls = 0_u32;
     let mut retry = options.health_retry;
     loop {
         let outcome = tokio::select! {
             () = cancel.cancelled() => return,
-            outcome = poll(worker, options, polls.is_multiple_of(LIST_EVERY) || !worker.status.is_ready()) => outcome,
+            outcome = poll(owner, worker, options, polls.is_multiple_of(LIST_EVERY) || !worker.status.is_ready()) => outcome,
         };
         polls = polls.wrapping_add(1);
         match outcome {
@@ -63,31 +69,78 @@ pub(crate) async fn watch(worker: &HttpWorker, options: &FleetOptions, cancel: &
     }
 }
 
-async fn poll(worker: &HttpWorker, options: &FleetOptions, list: bool) -> Result<()> {
+async fn poll(owner: &Worker, worker: &HttpWorker, options: &FleetOptions, list: bool) -> Result<()> {
     let limit = options.health_interval.max(Duration::from_secs(1));
+    let token = owner.token(options.worker_token.as_deref());
     let late = |_| {
         Error::new(
             ErrorCode::DeadlineExceeded,
             format!("no answer to /health within {} ms", limit.as_millis()),
         )
     };
-    let status = tokio::time::timeout(limit, get(worker, options, "/health")).await.map_err(late)??.0;
+    let status =
+        tokio::time::timeout(limit, get(worker, token.as_deref(), "/health")).await.map_err(late)??.0;
     if status.is_server_error() {
         return Err(Error::new(ErrorCode::Unavailable, format!("/health answered {status}")));
     }
     if list {
         // A slow or failing list leaves the last one in place.
-        if let Ok(Ok((status, body))) = tokio::time::timeout(limit, get(worker, options, "/v1/models")).await
+        if let Ok(Ok((status, body))) =
+            tokio::time::timeout(limit, get(worker, token.as_deref(), "/v1/models")).await
         {
             worker.served.store(names(status, &body).map(Arc::new));
+            if worker.runtime().is_none() {
+                let kind = runtime_of(status, &body);
+                let asked = async {
+                    match kind {
+                        Some(kind) => Some(kind),
+                        // Unknown paths are not asked of servers that list nothing, nor before they serve.
+                        None if worker.status.is_ready() && worker.served().is_some() => {
+                            ask_runtime(worker, token.as_deref()).await
+                        }
+                        None => None,
+                    }
+                };
+                if let Ok(Some(kind)) = tokio::time::timeout(limit, asked).await {
+                    tracing::info!(worker = %owner.url, runtime = kind, "found out what runs there");
+                    let _ = worker.runtime.set(kind);
+                }
+            }
         }
     }
     Ok(())
 }
 
-async fn get(worker: &HttpWorker, options: &FleetOptions, path: &str) -> Result<(StatusCode, Bytes)> {
+/// What the model list's `owned_by` says; `None` if it could be anything.
+fn runtime_of(status: StatusCode, body: &[u8]) -> Option<&'static str> {
+    if !status.is_success() {
+        return None;
+    }
+    let list: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let owner = list.get("data")?.get(0)?.get("owned_by")?.as_str()?;
+    crate::RUNTIMES.into_iter().find(|kind| owner.eq_ignore_ascii_case(kind) && *kind != "openai")
+}
+
+/// Asks the paths that only one kind of server has.
+async fn ask_runtime(worker: &HttpWorker, token: Option<&str>) -> Option<&'static str> {
+    let paths = [
+        ("/get_model_info", "model_path", "sglang"),
+        ("/props", "default_generation_settings", "llamacpp"),
+        ("/version", "version", "vllm"),
+    ];
+    for (path, key, kind) in paths {
+        let (status, body) = get(worker, token, path).await.ok()?;
+        let answer = serde_json::from_slice::<serde_json::Value>(&body).unwrap_or_default();
+        if status.is_success() && answer.get(key).is_some() {
+            return Some(kind);
+        }
+    }
+    Some("openai")
+}
+
+async fn get(worker: &HttpWorker, token: Option<&str>, path: &str) -> Result<(StatusCode, Bytes)> {
     let mut request = Request::get(path).header(header::ACCEPT, "application/json");
-    if let Some(token) = &options.worker_token {
+    if let Some(token) = token {
         request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
     }
     let request = request
@@ -127,6 +180,21 @@ mod tests {
     fn a_model_list_gives_its_ids() {
         let body = br#"{"object":"list","data":[{"id":"a","object":"model"},{"id":"b"}]}"#;
         assert_eq!(names(StatusCode::OK, body), Some(vec!["a".into(), "b".into()]));
+    }
+
+    #[test]
+    fn the_owner_of_the_models_tells_the_server() {
+        let list = |owner: &str| format!(r#"{{"data":[{{"id":"m","owned_by":"{owner}"}}]}}"#);
+        for (owner, kind) in [
+            ("vllm", Some("vllm")),
+            ("sglang", Some("sglang")),
+            ("llamacpp", Some("llamacpp")),
+            ("me", None),
+            ("openai", None),
+        ] {
+            assert_eq!(runtime_of(StatusCode::OK, list(owner).as_bytes()), kind, "{owner}");
+        }
+        assert_eq!(runtime_of(StatusCode::NOT_FOUND, list("vllm").as_bytes()), None);
     }
 
     #[test]

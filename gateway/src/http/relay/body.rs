@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use branchline_core::{Error, ErrorCode};
-use branchline_worker::{LoadGuard, ResponseBody};
+use branchline_worker::{LoadGuard, ResponseBody, Verdict};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -29,6 +29,8 @@ pub(super) struct Limits {
 pub(super) struct Upstream {
     inner: Option<ResponseBody>,
     guard: Option<LoadGuard>,
+    /// What a whole answer says of the worker.
+    good: Verdict,
     limits: Limits,
     /// When the worker last sent something; the timer is only moved when it fires.
     heard: Instant,
@@ -38,10 +40,24 @@ pub(super) struct Upstream {
 }
 
 impl Upstream {
-    pub(super) fn new(inner: ResponseBody, guard: LoadGuard, limits: Limits, app: Arc<App>) -> Self {
+    pub(super) fn new(
+        inner: ResponseBody,
+        guard: LoadGuard,
+        good: Verdict,
+        limits: Limits,
+        app: Arc<App>,
+    ) -> Self {
         let heard = Instant::now();
-        let mut upstream =
-            Self { inner: Some(inner), guard: Some(guard), limits, heard, timer: None, begun: false, app };
+        let mut upstream = Self {
+            inner: Some(inner),
+            guard: Some(guard),
+            good,
+            limits,
+            heard,
+            timer: None,
+            begun: false,
+            app,
+        };
         upstream.timer = upstream.next_limit().map(|at| Box::pin(sleep_until(at)));
         upstream
     }
@@ -63,16 +79,18 @@ impl Upstream {
                     if data.is_empty() {
                         continue;
                     }
-                    if !std::mem::replace(&mut self.begun, true)
-                        && let Some(guard) = &mut self.guard
-                    {
-                        guard.prefilled();
+                    if let Some(guard) = &mut self.guard {
+                        match std::mem::replace(&mut self.begun, true) {
+                            true => guard.progressed(),
+                            false => guard.prefilled(),
+                        }
                     }
                     return Poll::Ready(Some(Ok(data)));
                 }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(self.fail(error)))),
                 Poll::Ready(None) => {
-                    self.release();
+                    self.inner = None;
+                    self.timer = None;
                     return Poll::Ready(None);
                 }
                 Poll::Pending => {
@@ -118,15 +136,29 @@ impl Upstream {
     }
 
     fn fail(&mut self, error: Error) -> Error {
-        self.release();
+        // Time that ran out says nothing: the answer may just have been long.
+        let over = error.code == ErrorCode::DeadlineExceeded;
+        self.settle(if over { Verdict::Neutral } else { Verdict::Failure });
         tracing::warn!(error = %error, "an answer of a worker broke off");
         error
     }
 
-    fn release(&mut self) {
+    /// The answer was whole.
+    pub(super) fn succeed(&mut self) {
+        self.settle(self.good);
+    }
+
+    /// The answer broke off, however tidily the worker closed it.
+    pub(super) fn broke(&mut self) {
+        self.settle(Verdict::Failure);
+    }
+
+    fn settle(&mut self, verdict: Verdict) {
         self.inner = None;
-        self.guard = None;
         self.timer = None;
+        if let Some(mut guard) = self.guard.take() {
+            guard.settle(verdict);
+        }
     }
 
     /// The protocol's end was seen: the client is done, the connection may be used again once the body ends too.
@@ -140,12 +172,16 @@ impl Upstream {
                 drop(tokio::time::timeout(Duration::from_millis(200), end).await);
             });
         }
-        self.release();
+        self.succeed();
     }
 }
 
 impl Drop for Upstream {
     fn drop(&mut self) {
+        // A body whose length is known is not polled for its end.
+        if self.inner.as_ref().is_some_and(Body::is_end_stream) {
+            self.succeed();
+        }
         // Neither ended nor broken: the client left.
         if self.inner.as_ref().is_some_and(|inner| !inner.is_end_stream()) {
             self.app.metrics.aborts.with(["client"]).inc();
@@ -175,8 +211,10 @@ impl Body for Plain {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let polled = ready!(self.upstream.poll_data(cx));
-        if let Some(Err(error)) = &polled {
-            self.upstream.count_error(error.code);
+        match &polled {
+            Some(Err(error)) => self.upstream.count_error(error.code),
+            Some(Ok(_)) => {}
+            None => self.upstream.succeed(),
         }
         Poll::Ready(polled.map(|data| data.map(Frame::data)))
     }

@@ -76,13 +76,16 @@ impl Events {
         if !found.last {
             self.held.extend_from_slice(&chunk[found.whole..]);
         }
-        self.failed = self.failed || tells_failure(&passing);
+        if !self.failed && tells_failure(&passing) {
+            self.failed = true;
+        }
         Some(passing)
     }
 
     /// The stream's last bytes after a break.
     fn break_off(&mut self, error: &Error) -> Bytes {
         self.ended = true;
+        self.upstream.broke();
         self.held.clear();
         if self.failed && !self.split {
             return Bytes::new();
@@ -117,6 +120,7 @@ impl Body for Events {
                 Some(Err(error)) => self.break_off(&error),
                 None if self.complete => {
                     self.ended = true;
+                    self.upstream.succeed();
                     match self.held.is_empty() {
                         true => return Poll::Ready(None),
                         false => self.held.split().freeze(),

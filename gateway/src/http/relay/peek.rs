@@ -19,6 +19,18 @@ pub(super) struct Peek<'a> {
     pub(super) rid: Option<Cow<'a, str>>,
     /// The prompt as it stands in the body: the value of `prompt`, `messages`, `text`, `input_ids` or `input`.
     pub(super) text: &'a [u8],
+    /// Values of `session_params`, `session_id`, `user` and `user_id`, in this order.
+    pub(super) who: [&'a [u8]; 4],
+}
+
+impl Peek<'_> {
+    /// What the body says the request belongs to: a session before a user.
+    pub(super) fn session(&self) -> Option<String> {
+        let [params, rest @ ..] = self.who;
+        let inner = serde_json::from_slice::<serde_json::Value>(params).ok();
+        let inner = inner.and_then(|params| Some(params.get("session_id")?.as_str()?.to_owned()));
+        inner.or_else(|| rest.iter().find_map(|value| string(value).map(Cow::into_owned)))
+    }
 }
 
 /// Looks through the top level of `body`.
@@ -33,6 +45,10 @@ pub(super) fn peek(body: &[u8]) -> Peek<'_> {
         }
         b"rid" => found.rid = string(value),
         b"prompt" | b"messages" | b"text" | b"input_ids" | b"input" => found.text = value,
+        b"session_params" => found.who[0] = value,
+        b"session_id" => found.who[1] = value,
+        b"user" => found.who[2] = value,
+        b"user_id" => found.who[3] = value,
         _ => {}
     });
     found
@@ -142,6 +158,16 @@ mod tests {
         assert_eq!(found.model.as_deref(), Some("ab"));
         assert_eq!(found.rid.as_deref(), Some("r1"));
         assert_eq!(found.text, &br#"[{"role":"user","content":"say \"model\": \\","model":"no"}]"#[..]);
+    }
+
+    #[test]
+    fn a_session_comes_before_a_user_and_a_prompt_names_neither() {
+        let session = |body: &str| peek(body.as_bytes()).session();
+        let all = r#"{"user":"u","session_id":"s","session_params":{"session_id":"p"}}"#;
+        assert_eq!(session(all).as_deref(), Some("p"));
+        assert_eq!(session(r#"{"user_id":"i","user":"u","session_id":"s"}"#).as_deref(), Some("s"));
+        assert_eq!(session(r#"{"user_id":"i","session_params":{}}"#).as_deref(), Some("i"));
+        assert_eq!(session(r#"{"prompt":""user":"x"","user":7,"messages":[{"user":"y"}]}"#), None);
     }
 
     #[test]

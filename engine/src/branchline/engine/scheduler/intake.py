@@ -14,7 +14,7 @@ from branchline.engine.errors import InvalidArgument
 from branchline.engine.scheduler import scores
 from branchline.engine.scheduler.options import SchedulerOptions
 from branchline.engine.scheduler.sequence import Group, Sequence, Sink, TextAutomaton, child_seed
-from branchline.engine.types import Executor, Request, RowPlan, SamplingParams
+from branchline.engine.types import Executor, Request, Resume, RowPlan, SamplingParams
 
 if TYPE_CHECKING:
     from branchline._native import Vocabulary
@@ -47,8 +47,13 @@ class Intake:
         group = Group(request, sink, request.arrival_s or now, hashes)
         seed = request.sampling.seed
         seed = self._draw_seed() if seed is None else seed
+        resume = request.resume
         for index in range(request.sampling.n):
-            group.sequences.append(self._sequence(group, index, child_seed(seed, index)))
+            child = index if resume is None else resume.index
+            sequence = self._sequence(group, index, child_seed(seed, child))
+            if resume is not None:
+                take_up(sequence, resume)
+            group.sequences.append(sequence)
         group.live = len(group.sequences)
         return group
 
@@ -56,7 +61,11 @@ class Intake:
         """Give each sequence its own penalty state."""
         request = group.request
         for sequence in group.sequences:
-            sequence.plan.penalties = self._executor.penalty_state(request.token_ids, request.sampling)
+            state = self._executor.penalty_state(request.token_ids, request.sampling)
+            sequence.plan.penalties = state
+            if request.resume is not None and state is not None:
+                for token in request.resume.token_ids:
+                    self._executor.observe(state, token)
 
     def _check(self, request: Request) -> None:
         tokens = request.token_ids
@@ -67,7 +76,7 @@ class Intake:
             raise InvalidArgument(
                 f"token_ids holds {low if low < 0 else high}; ids must be in [0, {size})", field="token_ids"
             )
-        length = len(tokens)
+        length = len(tokens) + (0 if request.resume is None else len(request.resume.token_ids))
         new = 0 if request.sampling.max_tokens == 0 else 1
         context, pool = self._options.context_length, self._executor.num_pages * self._executor.page_size
         if length + new > context:
@@ -115,6 +124,31 @@ class Intake:
         )
         scores.begin(sequence, logprobs.input_start)
         return sequence
+
+
+def take_up(sequence: Sequence, resume: Resume) -> None:
+    """Put a sequence where another worker left it: its output counts as its own, its text as far as it was sent.
+
+    Raises InvalidArgument if the output had ended, or if its reader has text that it does not give.
+    """
+    text = bytearray()
+    for position, token in enumerate(resume.token_ids):
+        piece, _, matched = sequence.text.push([token])
+        text += piece.encode()
+        ended = token in sequence.ends and position >= sequence.min_tokens
+        if ended or matched is not None:
+            raise InvalidArgument(
+                f"emitted_token_ids[{position}] ends the sequence; resume only what is unfinished",
+                field="resume.emitted_token_ids",
+            )
+    sequence.tokens.extend(resume.token_ids)
+    if resume.text_bytes > len(text):
+        raise InvalidArgument(
+            f"emitted_text_bytes is {resume.text_bytes} and the emitted ids give {len(text)} bytes of text; send the "
+            "bytes that went out with them",
+            field="resume.emitted_text_bytes",
+        )
+    sequence.owed = text[resume.text_bytes :].decode(errors="replace")
 
 
 def text_stream(vocabulary: Vocabulary, sampling: SamplingParams) -> TextAutomaton:

@@ -94,6 +94,7 @@ class Progress:
             self._executor.observe(sequence.plan.penalties, token)
         delta = self._outbox.open(sequence)
         delta.token_ids = [token]
+        owed, sequence.owed = sequence.owed, ""
         if sequence.plan.want_logprob:
             plan = sequence.plan
             columns = delta.logprobs = PositionLogprobs()
@@ -106,6 +107,7 @@ class Progress:
                 delta.text = sequence.text.push([token])[0]
         else:
             delta.text, _, matched_stop = sequence.text.push([token])
+        delta.text = owed + delta.text
         if matched_id is None and matched_stop is None:
             if len(sequence.tokens) < sequence.max_len:
                 return False
@@ -134,9 +136,9 @@ class Progress:
         group = sequence.group
         sequence.finished = True
         group.live -= 1
-        delta.text += sequence.text.finish()
         if group.lease is not None:  # granted after the first delta went out
             delta.lease, group.lease = group.lease, None
+        delta.text += sequence.owed + sequence.text.finish()
         scheduled = now if sequence.scheduled_s is None else sequence.scheduled_s
         first = now if sequence.first_token_s is None else sequence.first_token_s
         delta.finish = Finish(

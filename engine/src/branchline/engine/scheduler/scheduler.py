@@ -239,11 +239,12 @@ class Scheduler:
             sequence.scheduled_s = now
         group = sequence.group
         if group.cached_tokens is None:
-            group.cached_tokens = sequence.computed
+            # Of a resumed request the output so far may be cached too; it is no part of the prompt.
+            group.cached_tokens = min(sequence.computed, sequence.prompt_len)
             self.counters.lookups += 1
             self.counters.hits += sequence.computed > 0
             self.counters.prompt_tokens += sequence.prompt_len
-            self.counters.cached_tokens += sequence.computed
+            self.counters.cached_tokens += group.cached_tokens
         if known:
             self._progress.report_stored(sequence, known)
 

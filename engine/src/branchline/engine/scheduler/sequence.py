@@ -83,6 +83,7 @@ class Sequence:
     share_waits: int = 0
     retractions: int = 0
     finished: bool = False
+    owed: str = ""  # text of a resumed output that its reader does not have yet
     # times, seconds on the loop's clock
     scheduled_s: float | None = None
     first_token_s: float | None = None

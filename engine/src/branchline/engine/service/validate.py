@@ -17,12 +17,12 @@ from branchline.engine.errors import InvalidArgument, Unimplemented
 from branchline.engine.service import limits
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.limits import ModelInfo
-from branchline.engine.types import LeaseAsk, LogprobParams, Request, SamplingParams
+from branchline.engine.types import LeaseAsk, LogprobParams, Request, Resume, SamplingParams
 
 # cache_salt, extra_key, adapter, weight_version → the namespace's bytes
 NamespaceEncoder = Callable[[str | None, str | None, str | None, str], bytes]
 
-_LATER = ("resume", "grammar", "draft", "disaggregation", "cache_tier")
+_LATER = ("grammar", "draft", "disaggregation", "cache_tier")
 _FLOATS: dict[str, tuple[float, float, bool]] = {  # name: lowest, highest, whether the lowest is allowed
     "temperature": (0.0, 100.0, True),
     "top_p": (0.0, 1.0, False),
@@ -41,7 +41,8 @@ def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceE
     token_ids = tuple(message.token_ids)
     _check_ids(token_ids, model.vocab_size, "token_ids")
     sampling = _sampling(message.sampling, model)
-    _check_lengths(len(token_ids), sampling, model)
+    resume = _resume(message, sampling, model)
+    _check_lengths(len(token_ids), sampling, model, 0 if resume is None else len(resume.token_ids))
     now = time.monotonic()
     return Request(
         request_id=request_id,
@@ -52,6 +53,7 @@ def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceE
         deadline_s=_deadline(message, now),
         arrival_s=now,
         lease=_lease(message, sampling),
+        resume=resume,
     )
 
 
@@ -140,16 +142,46 @@ def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
         )
 
 
-def _check_lengths(prompt: int, sampling: SamplingParams, model: ModelInfo) -> None:
+def _resume(message: pb.GenerateRequest, sampling: SamplingParams, model: ModelInfo) -> Resume | None:
+    """The output so far of a sequence that another worker began. It must be one that could go on."""
+    if not message.HasField("resume"):
+        return None
+    given = message.resume
+    emitted = tuple(given.emitted_token_ids)
+    _check_ids(emitted, model.vocab_size, "resume.emitted_token_ids")
+    if sampling.n != 1:
+        raise InvalidArgument(f"n is {sampling.n}: a resumed request is one sequence, give 1", field="sampling.n")
+    if sampling.seed is None:
+        raise InvalidArgument("seed is missing: a resumed request needs the one it began with", field="sampling.seed")
+    if given.sequence_index >= limits.MAX_SEQUENCES:
+        raise InvalidArgument(
+            f"sequence_index is {given.sequence_index}: it must be below {limits.MAX_SEQUENCES}",
+            field="resume.sequence_index",
+        )
+    if message.logprobs.HasField("input_start"):
+        raise InvalidArgument(
+            "input_start is given: prompt logprobs are told where a request begins, leave it out",
+            field="logprobs.input_start",
+        )
+    if sampling.max_tokens is not None and len(emitted) >= sampling.max_tokens:
+        raise InvalidArgument(
+            f"max_tokens is {sampling.max_tokens} and {len(emitted)} tokens are emitted: nothing is left to generate",
+            field="resume.emitted_token_ids",
+        )
+    return Resume(emitted, given.emitted_text_bytes, given.sequence_index)
+
+
+def _check_lengths(prompt: int, sampling: SamplingParams, model: ModelInfo, emitted: int) -> None:
     if prompt == 0:
         raise InvalidArgument("token_ids is empty: give at least one id", field="token_ids")
     limit, owner = model.context_length, "the context length"
     if model.max_request_tokens < limit:
         limit, owner = model.max_request_tokens, "what the KV pool holds (raise max-total-tokens)"
     room = 0 if sampling.max_tokens == 0 else 1
-    if prompt + room > limit:
+    if prompt + emitted + room > limit:
+        already = f" and {emitted} are emitted" if emitted else ""
         raise InvalidArgument(
-            f"the prompt has {prompt} tokens, and the limit is {limit}, {owner}"
+            f"the prompt has {prompt} tokens{already}, and the limit is {limit}, {owner}"
             + (", of which at least one must be left for the output" if room else "")
             + ": shorten the prompt",
             field="token_ids",

@@ -1,0 +1,236 @@
+//! What an operator says of a worker: the body of `POST /workers`, a row of the worker file, an entry of the state
+//! file. Names and defaults are those that users of SGLang's gateway and its descendants write.
+
+use std::collections::BTreeMap;
+
+use branchline_core::{Error, ErrorCode, Result};
+use serde::{Deserialize, Serialize};
+
+/// A model that a worker serves, as an operator names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ModelName {
+    /// Its id.
+    Id(String),
+    /// Its id and further names.
+    Card(ModelCard),
+}
+
+/// A model with its further names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelCard {
+    /// The name that the worker itself knows.
+    pub id: String,
+    /// Names that clients may use for it.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+}
+
+/// A worker as registered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorkerSpec {
+    /// `grpc://host:port`, `http://host:port`, or `host:port` to find out which.
+    pub url: String,
+    /// The one model, as older clients say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_id: Option<String>,
+    /// Models that it serves; empty for what it says itself.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ModelName>,
+    /// `regular`; the roles of split prefill and decode are refused by name.
+    pub worker_type: String,
+    /// `grpc` or `http`; absent for what the URL says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connection_mode: Option<String>,
+    /// What runs there; absent to find out.
+    #[serde(skip_serializing_if = "Option::is_none", alias = "runtime")]
+    pub runtime_type: Option<String>,
+    /// Free words of the operator.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Workers of the highest priority that are well get all requests.
+    pub priority: i64,
+    /// How dear its time is; policies that weigh costs multiply by it.
+    pub cost: f64,
+    /// Token sent to this worker instead of `--worker-token`. Never shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key: Option<String>,
+}
+
+impl Default for WorkerSpec {
+    fn default() -> Self {
+        Self {
+            url: String::new(),
+            model_id: None,
+            models: Vec::new(),
+            worker_type: "regular".to_owned(),
+            connection_mode: None,
+            runtime_type: None,
+            labels: BTreeMap::new(),
+            priority: 50,
+            cost: 1.0,
+            api_key: None,
+        }
+    }
+}
+
+/// What may be changed of a registered worker; absent fields stay.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorkerPatch {
+    /// See [`WorkerSpec::priority`].
+    pub priority: Option<i64>,
+    /// See [`WorkerSpec::cost`].
+    pub cost: Option<f64>,
+    /// Replaces all labels.
+    pub labels: Option<BTreeMap<String, String>>,
+    /// See [`WorkerSpec::api_key`].
+    pub api_key: Option<String>,
+    /// Whether it gets no new requests, while its running ones go on.
+    pub draining: Option<bool>,
+}
+
+/// Kinds of server that can be named or found out.
+pub const RUNTIMES: [&str; 5] = ["branchline", "sglang", "vllm", "llamacpp", "openai"];
+
+impl WorkerSpec {
+    /// The worker at `url`, all else by default.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), ..Self::default() }
+    }
+
+    /// Ids of the models that the operator names; empty if none.
+    pub fn model_ids(&self) -> Vec<String> {
+        let ids = self.models.iter().map(|model| match model {
+            ModelName::Id(id) => id.clone(),
+            ModelName::Card(card) => card.id.clone(),
+        });
+        let mut names: Vec<String> = self.model_id.iter().cloned().chain(ids).collect();
+        let mut seen = std::collections::HashSet::new();
+        names.retain(|name| seen.insert(name.clone()));
+        names
+    }
+
+    /// Further name → the worker's own.
+    pub fn aliases(&self) -> impl Iterator<Item = (&str, &str)> {
+        let cards = self.models.iter().filter_map(|model| match model {
+            ModelName::Id(_) => None,
+            ModelName::Card(card) => Some(card),
+        });
+        cards.flat_map(|card| card.aliases.iter().map(|alias| (alias.as_str(), card.id.as_str())))
+    }
+
+    /// The URL with its scheme, if there is one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` or `Unimplemented` naming the field that can't be.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |field: &str, text: String| Err(Error::invalid(field, text));
+        match self.worker_type.as_str() {
+            "regular" => {}
+            "prefill" | "decode" | "encode" => {
+                let text = format!("worker_type '{}' is not implemented; give regular", self.worker_type);
+                return Err(Error::new(ErrorCode::Unimplemented, text).with_field("worker_type"));
+            }
+            other => {
+                return refuse("worker_type", format!("worker_type '{other}' does not exist; give regular"));
+            }
+        }
+        if let Some(mode) = &self.connection_mode
+            && !matches!(mode.as_str(), "grpc" | "http")
+        {
+            return refuse(
+                "connection_mode",
+                format!("connection_mode '{mode}' does not exist; give grpc or http"),
+            );
+        }
+        if let Some(kind) = &self.runtime_type
+            && !RUNTIMES.contains(&kind.as_str())
+        {
+            let text = format!("runtime_type '{kind}' does not exist; give one of {}", RUNTIMES.join(", "));
+            return refuse("runtime_type", text);
+        }
+        if !(self.cost.is_finite() && self.cost > 0.0) {
+            return refuse("cost", format!("cost is {}; give a number above 0", self.cost));
+        }
+        if self.model_ids().iter().any(String::is_empty) {
+            return refuse("models", "models holds an empty name; give the model's id".to_owned());
+        }
+        if self.api_key.as_ref().is_some_and(|key| !key.bytes().all(|byte| byte.is_ascii_graphic())) {
+            let text = "api_key holds a blank or a character outside ASCII; a header can't carry it";
+            return refuse("api_key", text.to_owned());
+        }
+        Ok(())
+    }
+
+    /// The changed specification.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn patched(&self, patch: &WorkerPatch) -> Result<Self> {
+        let new = Self {
+            priority: patch.priority.unwrap_or(self.priority),
+            cost: patch.cost.unwrap_or(self.cost),
+            labels: patch.labels.clone().unwrap_or_else(|| self.labels.clone()),
+            api_key: patch.api_key.clone().or_else(|| self.api_key.clone()),
+            ..self.clone()
+        };
+        new.check().map(|()| new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> WorkerSpec {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_url_alone_takes_the_defaults_of_the_field() {
+        let spec = read(r#"{"url":"http://a:1"}"#);
+        assert_eq!((spec.priority, spec.cost, spec.worker_type.as_str()), (50, 1.0, "regular"));
+        assert_eq!(spec, WorkerSpec::new("http://a:1"));
+        assert_eq!(spec.check(), Ok(()));
+        assert!(spec.model_ids().is_empty());
+    }
+
+    #[test]
+    fn models_are_names_or_cards_with_aliases() {
+        let spec = read(r#"{"url":"a:1","model_id":"m","models":["m",{"id":"n","aliases":["x","y"]}]}"#);
+        assert_eq!(spec.model_ids(), ["m", "n"]);
+        assert_eq!(spec.aliases().collect::<Vec<_>>(), [("x", "n"), ("y", "n")]);
+        assert_eq!(read(&serde_json::to_string(&spec).unwrap()), spec);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_its_name() {
+        for (text, field) in [
+            (r#"{"worker_type":"prefill"}"#, "worker_type"),
+            (r#"{"worker_type":"fast"}"#, "worker_type"),
+            (r#"{"connection_mode":"carrier pigeon"}"#, "connection_mode"),
+            (r#"{"runtime_type":"trt"}"#, "runtime_type"),
+            (r#"{"cost":0}"#, "cost"),
+            (r#"{"cost":-1}"#, "cost"),
+            (r#"{"models":[""]}"#, "models"),
+            (r#"{"api_key":"a b"}"#, "api_key"),
+        ] {
+            assert_eq!(read(text).check().unwrap_err().field.as_deref(), Some(field), "{text}");
+        }
+        let unknown = serde_json::from_str::<WorkerSpec>(r#"{"url":"a","colour":"red"}"#).unwrap_err();
+        assert!(unknown.to_string().contains("colour"), "{unknown}");
+    }
+
+    #[test]
+    fn a_patch_changes_what_it_names() {
+        let spec = read(r#"{"url":"a:1","api_key":"k","labels":{"a":"b"}}"#);
+        let patch: WorkerPatch = serde_json::from_str(r#"{"priority":7,"labels":{}}"#).unwrap();
+        let new = spec.patched(&patch).unwrap();
+        assert_eq!((new.priority, new.labels.len(), new.api_key.as_deref()), (7, 0, Some("k")));
+        let bad: WorkerPatch = serde_json::from_str(r#"{"cost":0}"#).unwrap();
+        assert!(spec.patched(&bad).is_err());
+    }
+}

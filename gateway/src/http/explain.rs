@@ -1,0 +1,161 @@
+//! Why a request went where it went: `x-branchline-explain` on an answer, and `GET /explain/{request}` afterwards.
+//!
+//! The latest choices are kept in a ring, by the request's id; it is bounded and holds no prompt.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use axum::routing::get;
+use branchline_core::{Error, ErrorCode, WorkerId};
+use branchline_worker::{Decision, Fleet};
+use http::StatusCode;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::answer::{Refusal, json as answer};
+use crate::app::App;
+
+/// Choices kept.
+const KEPT: usize = 4096;
+/// Candidates in a header, the cheapest first.
+const IN_HEADER: usize = 8;
+/// Longest id that is kept.
+const ID_BYTES: usize = 256;
+
+/// The latest choices.
+#[derive(Debug, Default)]
+pub struct Explanations {
+    ring: Mutex<VecDeque<Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: String,
+    tag: Option<String>,
+    model: Option<String>,
+    decision: Decision,
+}
+
+impl Explanations {
+    /// Keeps a choice for the request `id`, which the client also calls `tag`; a retry's comes after the first one's.
+    pub fn note(&self, id: &str, tag: Option<&str>, model: Option<&str>, decision: &Decision) {
+        if id.len() > ID_BYTES {
+            return;
+        }
+        let entry = Entry {
+            id: id.to_owned(),
+            tag: tag.filter(|tag| tag.len() <= ID_BYTES).map(str::to_owned),
+            model: model.map(str::to_owned),
+            decision: decision.clone(),
+        };
+        let mut ring = self.ring.lock();
+        if ring.len() >= KEPT {
+            ring.pop_front();
+        }
+        ring.push_back(entry);
+    }
+
+    /// All choices made for `id`, in order; `None` if none is kept.
+    pub fn find(&self, id: &str, fleet: &Fleet) -> Option<Value> {
+        let ring = self.ring.lock();
+        let all: Vec<Value> = ring
+            .iter()
+            .filter(|entry| entry.is_called(id))
+            .map(|entry| entry.tell(fleet, usize::MAX))
+            .collect();
+        (!all.is_empty()).then(|| json!({"request": id, "choices": all}))
+    }
+
+    /// The last choice made for `id`, short enough for a header.
+    pub fn header(&self, id: &str, fleet: &Fleet) -> Option<String> {
+        let ring = self.ring.lock();
+        let entry = ring.iter().rev().find(|entry| entry.is_called(id))?;
+        let mut told = entry.tell(fleet, IN_HEADER);
+        told["request"] = id.into();
+        Some(told.to_string())
+    }
+}
+
+impl Entry {
+    fn is_called(&self, id: &str) -> bool {
+        self.id == id || self.tag.as_deref() == Some(id)
+    }
+
+    fn tell(&self, fleet: &Fleet, most: usize) -> Value {
+        let Decision { policy, candidates, chosen, prompt_tokens, left_out } = &self.decision;
+        let url = |id: WorkerId| fleet.worker(id).map(|worker| worker.url.clone());
+        let told = |position: &usize| {
+            let candidate = &candidates[*position];
+            json!({
+                "worker": candidate.worker.to_string(),
+                "url": url(candidate.worker),
+                "chosen": position == chosen,
+                "cached_tokens": prompt_tokens.saturating_sub(candidate.uncached_tokens),
+                "uncached_tokens": candidate.uncached_tokens,
+                "queued_tokens": candidate.queued_tokens,
+                "running": candidate.running,
+                "kv_usage": candidate.usage,
+                "speed": candidate.speed,
+                "cost": candidate.cost(),
+            })
+        };
+        let mut order: Vec<usize> = (0..candidates.len()).collect();
+        order.sort_by(|a, b| candidates[*a].cost().total_cmp(&candidates[*b].cost()));
+        let reason = reason(&self.decision);
+        json!({
+            "policy": policy.name(),
+            "model": self.model,
+            "chosen": candidates[*chosen].worker.to_string(),
+            "reason": reason,
+            "prompt_tokens": prompt_tokens,
+            "candidates": order.iter().take(most).map(told).collect::<Vec<_>>(),
+            "candidates_in_all": candidates.len(),
+            "left_out": left_out.iter().take(most).map(ToString::to_string).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The choice in words.
+fn reason(decision: &Decision) -> String {
+    let own = &decision.candidates[decision.chosen];
+    let cached = decision.prompt_tokens.saturating_sub(own.uncached_tokens);
+    let others = decision.candidates.len() - 1;
+    if others == 0 {
+        return "it was the only worker that could take the request".to_owned();
+    }
+    let cheaper = decision.candidates.iter().filter(|candidate| candidate.cost() < own.cost()).count();
+    let place = match cheaper {
+        0 => "no other worker was cheaper".to_owned(),
+        count => format!(
+            "{count} of {others} others would have been cheaper, as good as equal or passed over by the policy"
+        ),
+    };
+    format!(
+        "{} chose it: {cached} of {} prompt tokens are cached there, and {place}",
+        decision.policy.name(),
+        decision.prompt_tokens
+    )
+}
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new().route("/explain/{request}", get(handle))
+}
+
+async fn handle(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> std::result::Result<Response, Refusal> {
+    match app.explanations.find(&id, &app.fleet) {
+        Some(told) => Ok(answer(StatusCode::OK, &told)),
+        None => {
+            let text = format!(
+                "no choice is kept for request '{id}'; give the rid, or the x-request-id that was sent with it, of one \
+                 of the last {KEPT} choices"
+            );
+            Err(Error::new(ErrorCode::NotFound, text).with_field("request").into())
+        }
+    }
+}

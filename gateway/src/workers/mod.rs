@@ -1,0 +1,171 @@
+//! Where workers come from: options, a file, names, requests to `/workers`; and what of that survives a restart.
+//!
+//! The fleet knows workers that are there. This part decides which those are, and finds out what an address without
+//! a scheme speaks before the fleet hears of it.
+
+mod sources;
+mod state;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use branchline_core::{Error, ErrorCode, Result, WorkerId};
+use branchline_worker::{Fleet, Transport, Worker, WorkerPatch, WorkerSpec, speaks};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::Options;
+use state::State;
+
+/// How long one question about what an address speaks may take, and the longest wait between two.
+const ASK: Duration = Duration::from_secs(2);
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+
+/// The sources of workers.
+#[derive(Debug)]
+pub struct Workers {
+    state: Mutex<State>,
+    /// Addresses that have not told yet what they speak.
+    pending: Arc<Mutex<BTreeMap<String, CancellationToken>>>,
+    tracker: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// What became of a request for a worker.
+#[derive(Debug)]
+pub enum Added {
+    /// It is in the fleet.
+    Worker(Arc<Worker>),
+    /// It will be once it has told what it speaks.
+    Pending(String),
+}
+
+impl Workers {
+    /// Adds the workers of the options and of the state file, and watches the other sources.
+    ///
+    /// # Errors
+    /// If a worker's address can't be used, or the state or worker file can't be read.
+    pub fn start(
+        options: &Options,
+        fleet: &Arc<Fleet>,
+        tracker: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Result<Arc<Self>> {
+        let state = State::open(options.state_file.clone())?;
+        let workers = Arc::new(Self {
+            state: Mutex::new(state),
+            pending: Arc::default(),
+            tracker: tracker.clone(),
+            stop: stop.clone(),
+        });
+        let known = workers.state.lock().clone();
+        let given = options.worker_urls.iter().map(WorkerSpec::new);
+        let given = given.filter(|spec| !known.has_removed(&spec.url) && known.find(&spec.url).is_none());
+        for spec in given.chain(known.added()) {
+            workers.admit(fleet, spec)?;
+        }
+        sources::watch(&workers, options, fleet)?;
+        Ok(workers)
+    }
+
+    /// Adds a worker on request; it survives a restart if there is a state file.
+    ///
+    /// # Errors
+    /// As [`Fleet::register`]; `Internal` if the state file can't be written, and then nothing has changed.
+    pub fn add(&self, fleet: &Arc<Fleet>, spec: WorkerSpec) -> Result<Added> {
+        let added = self.admit(fleet, spec.clone())?;
+        if let Err(error) = self.state.lock().add(spec.clone()) {
+            match added {
+                Added::Worker(worker) => fleet.forget(worker.id),
+                Added::Pending(url) => drop(self.cancel(&url)),
+            }
+            return Err(error);
+        }
+        Ok(added)
+    }
+
+    /// Changes what was said of a worker.
+    ///
+    /// # Errors
+    /// As [`Fleet::patch`]; `Internal` if the state file can't be written.
+    pub fn patch(&self, fleet: &Fleet, id: WorkerId, patch: &WorkerPatch) -> Result<Arc<Worker>> {
+        let worker = fleet.patch(id, patch)?;
+        self.state.lock().add((*worker.spec()).clone())?;
+        Ok(worker)
+    }
+
+    /// Notes that a worker is removed on request. The caller takes it out of the fleet.
+    ///
+    /// # Errors
+    /// `Internal` if the state file can't be written.
+    pub fn forget(&self, url: &str) -> Result<()> {
+        self.state.lock().remove(url)
+    }
+
+    /// Stops asking an address; whether it was asked.
+    pub fn cancel(&self, url: &str) -> bool {
+        let found = self.pending.lock().remove(url);
+        found.inspect(CancellationToken::cancel).is_some()
+    }
+
+    /// Addresses that have not told yet what they speak.
+    pub fn pending(&self) -> Vec<String> {
+        self.pending.lock().keys().cloned().collect()
+    }
+
+    /// Puts a worker into the fleet, at once or when it has told what it speaks.
+    fn admit(&self, fleet: &Arc<Fleet>, mut spec: WorkerSpec) -> Result<Added> {
+        spec.check()?;
+        if spec.url.contains("://") {
+            return fleet.register(spec).map(Added::Worker);
+        }
+        if let Some(mode) = &spec.connection_mode {
+            spec.url = format!("{mode}://{}", spec.url);
+            return fleet.register(spec).map(Added::Worker);
+        }
+        let address = spec.url.clone();
+        if address.parse::<http::uri::Authority>().map_or(true, |at| at.port_u16().is_none()) {
+            let text = format!(
+                "worker url '{address}' has no port; give host:port, grpc://host:port or http://host:port"
+            );
+            return Err(Error::invalid("url", text));
+        }
+        let cancel = self.stop.child_token();
+        let known = fleet.workers().iter().any(|worker| worker.url.ends_with(&format!("://{address}")));
+        if known || self.pending.lock().insert(address.clone(), cancel.clone()).is_some() {
+            let text = format!("worker '{address}' is in the fleet already; remove it first");
+            return Err(Error::new(ErrorCode::Conflict, text).with_field("url"));
+        }
+        let (fleet, pending) = (Arc::clone(fleet), Arc::clone(&self.pending));
+        self.tracker.spawn(async move {
+            tokio::select! {
+                () = cancel.cancelled() => {}
+                () = find_out(&fleet, spec) => {}
+            }
+            pending.lock().remove(&address);
+        });
+        Ok(Added::Pending(format!("worker-{}", self.pending.lock().len())))
+    }
+}
+
+/// Asks an address what it speaks until it answers, then adds it.
+async fn find_out(fleet: &Arc<Fleet>, spec: WorkerSpec) {
+    let mut wait = Duration::from_millis(100);
+    loop {
+        match speaks(&spec.url, ASK).await {
+            Ok(transport) => {
+                let scheme = if transport == Transport::Grpc { "grpc" } else { "http" };
+                let url = format!("{scheme}://{}", spec.url);
+                if let Err(error) = fleet.register(WorkerSpec { url: url.clone(), ..spec }) {
+                    tracing::warn!(worker = url, error = %error, "a worker can't be added");
+                }
+                return;
+            }
+            Err(error) => tracing::debug!(worker = spec.url, error = %error, "asked again soon"),
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(ASK_AGAIN);
+    }
+}

@@ -1,0 +1,188 @@
+//! Workers from a file and from names: looked at again and again, and the difference is added and removed.
+//!
+//! What can't be read or resolved leaves the workers as they are: a name server's bad minute empties no fleet.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use branchline_core::{Error, Result};
+use branchline_worker::{Fleet, WorkerSpec};
+
+use super::Workers;
+use crate::config::Options;
+
+/// Where a list of workers comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Source {
+    File(PathBuf),
+    /// Scheme of the workers, name and port.
+    Name(&'static str, String),
+}
+
+/// Reads every source once, then watches them.
+pub(super) fn watch(workers: &Arc<Workers>, options: &Options, fleet: &Arc<Fleet>) -> Result<()> {
+    let mut sources: Vec<Source> = options.worker_file.clone().into_iter().map(Source::File).collect();
+    for name in &options.worker_dns {
+        sources.push(parse_name(name)?);
+    }
+    for source in &sources {
+        if let Source::File(path) = source {
+            // At the start a file that can't be read is a fault of the operator's.
+            read_file(path)?;
+        }
+    }
+    for source in sources {
+        let (owner, fleet, every) = (Arc::clone(workers), Arc::clone(fleet), options.worker_refresh);
+        let (grace, stop) = (options.drain_timeout, workers.stop.clone());
+        workers.tracker.spawn(async move {
+            let mut known: BTreeMap<String, WorkerSpec> = BTreeMap::new();
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    read = read(&source) => match read {
+                        Ok(found) => apply(&owner, &fleet, &mut known, found, grace),
+                        Err(error) => tracing::warn!(error = %error, "a source of workers can't be read; the workers stay"),
+                    },
+                }
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(every) => {}
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+fn parse_name(text: &str) -> Result<Source> {
+    let (scheme, rest) = match text.split_once("://") {
+        Some(("dns" | "http+dns", rest)) => ("http", rest),
+        Some(("grpc+dns", rest)) => ("grpc", rest),
+        _ => ("", ""),
+    };
+    match rest.parse::<http::uri::Authority>() {
+        Ok(at) if !scheme.is_empty() && at.port_u16().is_some() => Ok(Source::Name(scheme, rest.to_owned())),
+        _ => Err(Error::invalid(
+            "worker_dns",
+            format!("'{text}' is not a name of workers; give dns://name:port or grpc+dns://name:port"),
+        )),
+    }
+}
+
+async fn read(source: &Source) -> Result<Vec<WorkerSpec>> {
+    match source {
+        Source::File(path) => read_file(path),
+        Source::Name(scheme, name) => {
+            let found = tokio::net::lookup_host(name.as_str()).await;
+            let found =
+                found.map_err(|cause| Error::internal(format!("{name} can't be resolved: {cause}")))?;
+            Ok(found.map(|address| WorkerSpec::new(format!("{scheme}://{address}"))).collect())
+        }
+    }
+}
+
+/// One URL a line, with # for comments, or a JSON list of URLs and objects.
+fn read_file(path: &Path) -> Result<Vec<WorkerSpec>> {
+    let fail = |cause: &dyn std::fmt::Display| {
+        Error::invalid("worker_file", format!("worker file {} can't be read: {cause}", path.display()))
+    };
+    let text = std::fs::read_to_string(path).map_err(|cause| fail(&cause))?;
+    parse_file(&text).map_err(|cause| fail(&cause))
+}
+
+fn parse_file(text: &str) -> std::result::Result<Vec<WorkerSpec>, String> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Row {
+        Url(String),
+        Spec(Box<WorkerSpec>),
+    }
+    let specs: Vec<WorkerSpec> = if text.trim_start().starts_with('[') {
+        let rows: Vec<serde_json::Value> = serde_json::from_str(text).map_err(|cause| cause.to_string())?;
+        let row = |row: serde_json::Value| {
+            serde_json::from_value(row.clone()).map_err(|_| match serde_json::from_value::<WorkerSpec>(row) {
+                Err(cause) => cause.to_string(),
+                Ok(_) => "a row is neither a URL nor an object".to_owned(),
+            })
+        };
+        let rows = rows.into_iter().map(row).collect::<std::result::Result<Vec<Row>, String>>()?;
+        let spec = |row| match row {
+            Row::Url(url) => WorkerSpec::new(url),
+            Row::Spec(spec) => *spec,
+        };
+        rows.into_iter().map(spec).collect()
+    } else {
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        lines.map(WorkerSpec::new).collect()
+    };
+    specs.iter().try_for_each(|spec| spec.check().map_err(|error| error.message))?;
+    Ok(specs)
+}
+
+/// Adds what is new, takes out what is gone; what changed is taken out and added.
+fn apply(
+    owner: &Arc<Workers>,
+    fleet: &Arc<Fleet>,
+    known: &mut BTreeMap<String, WorkerSpec>,
+    found: Vec<WorkerSpec>,
+    grace: std::time::Duration,
+) {
+    let found: BTreeMap<String, WorkerSpec> =
+        found.into_iter().map(|spec| (spec.url.clone(), spec)).collect();
+    let gone: Vec<String> = known
+        .iter()
+        .filter(|(url, spec)| found.get(*url) != Some(spec))
+        .map(|(url, _)| url.clone())
+        .collect();
+    for url in gone {
+        known.remove(&url);
+        owner.cancel(&url);
+        let own = |worker: &&Arc<branchline_worker::Worker>| {
+            worker.url == url || worker.url.ends_with(&format!("://{url}"))
+        };
+        if let Some(worker) = fleet.workers().iter().find(own) {
+            tracing::info!(worker = %worker.url, "worker is no longer listed");
+            owner.tracker.spawn(fleet.retire(worker.id, grace));
+        }
+    }
+    for (url, spec) in found {
+        if known.contains_key(&url) {
+            continue;
+        }
+        match owner.admit(fleet, spec.clone()) {
+            Ok(_) => tracing::info!(worker = url, "worker is listed"),
+            // Somebody else named it too; whoever did takes it out.
+            Err(error) => tracing::debug!(worker = url, error = %error, "a listed worker was not added"),
+        }
+        known.insert(url, spec);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_urls_or_objects() {
+        let urls = |text: &str| {
+            parse_file(text).map(|specs| specs.into_iter().map(|spec| spec.url).collect::<Vec<_>>())
+        };
+        let right = Ok(vec!["http://a:1".to_owned(), "grpc://b:2".to_owned()]);
+        assert_eq!(urls("# mine\nhttp://a:1\n\n  grpc://b:2  \n"), right);
+        assert_eq!(urls(r#"["http://a:1",{"url":"grpc://b:2","priority":7}]"#), right);
+        assert_eq!(urls(""), Ok(Vec::new()));
+        for text in ["[", "[7]", r#"[{"url":"a","colour":"red"}]"#, r#"[{"url":"a","cost":0}]"#] {
+            assert!(urls(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_says_what_its_workers_speak() {
+        assert_eq!(parse_name("dns://w.example:80"), Ok(Source::Name("http", "w.example:80".into())));
+        assert_eq!(parse_name("grpc+dns://w:9"), Ok(Source::Name("grpc", "w:9".into())));
+        for text in ["w:80", "dns://w", "srv://w:1", "dns://", "http://w:1"] {
+            assert_eq!(parse_name(text).unwrap_err().field.as_deref(), Some("worker_dns"), "{text}");
+        }
+    }
+}

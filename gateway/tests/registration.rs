@@ -1,0 +1,188 @@
+//! `/workers` and its older forms, state files, worker files, aliases, sessions, explanations.
+
+mod kit;
+
+use branchline_testkit::{EngineSetup, FakeEngine, ScriptedWorker, Seen, Step, response};
+use kit::{Gateway, PATIENCE};
+use serde_json::json;
+
+async fn worker(script: impl Fn(&Seen) -> Vec<Step> + Send + Sync + 'static) -> ScriptedWorker {
+    ScriptedWorker::start(script).await.expect("a free port")
+}
+
+async fn fine() -> ScriptedWorker {
+    worker(|_| vec![Step::Send(response(200, &[], b"{}"))]).await
+}
+
+async fn ready(gateway: &Gateway, count: usize) {
+    let all = gateway.app.fleet.wait_until(|fleet| {
+        fleet.workers().len() == count && fleet.workers().iter().all(|worker| worker.is_ready())
+    });
+    tokio::time::timeout(PATIENCE, all).await.expect("workers become ready");
+}
+
+fn urls(gateway: &Gateway) -> Vec<String> {
+    gateway.app.fleet.workers().iter().map(|worker| worker.url.clone()).collect()
+}
+
+#[tokio::test]
+async fn a_worker_is_registered_shown_changed_and_removed() {
+    let one = fine().await;
+    let gateway = Gateway::start_cold(&[], &[]).await;
+    let body =
+        json!({"url": one.url(), "models": [{"id": "m", "aliases": ["gpt"]}], "labels": {"zone": "a"}});
+    let added = gateway.post("/workers", &body.to_string()).await;
+    assert_eq!((added.status, added.json()["status"].as_str()), (202, Some("accepted")));
+    let place = added.header("location").expect("a location").to_owned();
+    ready(&gateway, 1).await;
+    let shown = gateway.get(&place).await.json();
+    for (name, value) in [
+        ("priority", json!(50)),
+        ("cost", json!(1.0)),
+        ("worker_type", json!("regular")),
+        ("is_healthy", json!(true)),
+        ("status", json!("Ready")),
+        ("connection_mode", json!("http")),
+        ("model_id", json!("m")),
+        ("labels", json!({"zone": "a"})),
+    ] {
+        assert_eq!(shown[name], value, "{name}");
+    }
+    let changed = gateway.call("PATCH", &place, &[], r#"{"priority":7,"draining":true}"#).await.json();
+    assert_eq!((&changed["priority"], &changed["status"]), (&json!(7), &json!("Draining")));
+    assert_eq!(gateway.post("/v1/completions", r#"{"model":"m"}"#).await.status, 503);
+    assert_eq!(gateway.call("PATCH", &place, &[], r#"{"cost":0}"#).await.status, 400);
+    assert_eq!(gateway.call("PATCH", &place, &[], r#"{"draining":false}"#).await.status, 200);
+    assert_eq!(gateway.post("/v1/completions", r#"{"model":"gpt","x":1}"#).await.status, 200);
+    assert_eq!(one.record().seen[0].body, br#"{"model":"m","x":1}"#, "the worker gets its own name");
+    let stats = gateway.get("/workers?model=m").await.json()["stats"].clone();
+    assert_eq!((&stats["total_workers"], &stats["total_models"]), (&json!(1), &json!(1)));
+    assert_eq!(gateway.get("/workers?model=n").await.json()["total"], 0);
+    assert_eq!(gateway.call("DELETE", &place, &[], "").await.status, 200);
+    assert_eq!(gateway.call("DELETE", &place, &[], "").await.status, 404);
+}
+
+#[tokio::test]
+async fn the_older_forms_work_by_url() {
+    let one = fine().await;
+    let gateway = Gateway::start_cold(&[], &[]).await;
+    let url = one.url();
+    assert_eq!(gateway.post(&format!("/add_worker?url={url}"), "").await.status, 200);
+    assert_eq!(gateway.get("/list_workers").await.json(), json!({"urls": [url]}));
+    assert_eq!(gateway.post(&format!("/remove_worker?url={url}"), "").await.status, 200);
+    assert_eq!(gateway.get("/list_workers").await.json(), json!({"urls": []}));
+    assert_eq!(gateway.post(&format!("/remove_worker?url={url}"), "").await.status, 404);
+}
+
+#[tokio::test]
+async fn bad_registrations_name_their_field() {
+    let gateway = Gateway::start_cold(&[], &[]).await;
+    for (body, words) in [
+        (r#"{}"#, "url"),
+        (r#"{"url":"http://a:1","colour":"red"}"#, "colour"),
+        (r#"{"url":"http://a:1","worker_type":"prefill"}"#, "worker_type"),
+        (r#"{"url":"http://a:1","connection_mode":"grpc"}"#, "connection_mode"),
+        (r#"{"url":"just-a-host"}"#, "port"),
+    ] {
+        let answer = gateway.post("/workers", body).await;
+        assert!(answer.status == 400 && answer.text().contains(words), "{body}: {}", answer.text());
+    }
+    assert!(urls(&gateway).is_empty());
+}
+
+#[tokio::test]
+async fn an_address_without_a_scheme_is_asked_what_it_speaks() {
+    let (http, engine) = (fine().await, FakeEngine::start(EngineSetup::default()).await.expect("an engine"));
+    let bare = |url: String| url.split_once("://").expect("a scheme").1.to_owned();
+    let gateway = Gateway::start_cold(&[], &[bare(http.url()), bare(engine.url())]).await;
+    ready(&gateway, 2).await;
+    let mut found = urls(&gateway);
+    found.sort();
+    assert_eq!(found, [engine.url(), http.url()]);
+}
+
+#[tokio::test]
+async fn what_was_added_and_removed_survives_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state.json").display().to_string();
+    let given = [("state_file", state.as_str())];
+    let (flagged, added) = (fine().await, fine().await);
+    let gateway = Gateway::start(&given, &[flagged.url()]).await;
+    gateway.post("/workers", &json!({"url": added.url(), "priority": 60}).to_string()).await;
+    gateway.post(&format!("/remove_worker?url={}", flagged.url()), "").await;
+    gateway.stop().await;
+    let gateway = Gateway::start(&given, &[flagged.url()]).await;
+    assert_eq!(urls(&gateway), [added.url()]);
+    assert_eq!(gateway.app.fleet.workers()[0].spec().priority, 60);
+}
+
+#[tokio::test]
+async fn a_worker_file_is_followed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("workers.txt");
+    let (one, two) = (fine().await, fine().await);
+    std::fs::write(&path, format!("# ours\n{}\n", one.url())).expect("written");
+    let file = path.display().to_string();
+    let given = [("worker_file", file.as_str()), ("worker_refresh", "20ms")];
+    let gateway = Gateway::start_cold(&given, &[]).await;
+    ready(&gateway, 1).await;
+    std::fs::write(&path, format!("[\"{}\"]", two.url())).expect("written");
+    let moved = gateway.app.fleet.wait_until(|fleet| {
+        fleet.workers().len() == 1 && fleet.workers()[0].url == two.url() && fleet.workers()[0].is_ready()
+    });
+    tokio::time::timeout(PATIENCE, moved).await.expect("the file is read again");
+}
+
+#[tokio::test]
+async fn routing_hash_respects_breaker_and_priority_comes_first() {
+    for policy in ["consistent_hashing", "sticky"] {
+        let workers = [fine().await, fine().await, fine().await];
+        let given = [("policy", policy), ("breaker_open", "50ms"), ("breaker_successes", "1")];
+        let gateway = Gateway::start(&given, &workers.each_ref().map(ScriptedWorker::url)).await;
+        let key = [("x-session-id", "user-7")];
+        gateway.call("POST", "/v1/completions", &key, "{}").await;
+        let home = workers.iter().position(|worker| worker.record().seen.len() == 1).expect("one of them");
+        for _ in 0..5 {
+            gateway.call("POST", "/v1/completions", &key, "{}").await;
+        }
+        assert_eq!(workers[home].record().seen.len(), 6, "{policy}");
+        let id = gateway.app.fleet.workers()[home].id;
+        let place = format!("/workers/{id}");
+        gateway.call("PATCH", &place, &[], r#"{"draining":true}"#).await;
+        let before = workers.each_ref().map(|worker| worker.record().seen.len());
+        for _ in 0..10 {
+            gateway.call("POST", "/v1/completions", &key, "{}").await;
+        }
+        let now = workers.each_ref().map(|worker| worker.record().seen.len());
+        let mut moved: Vec<usize> = now.iter().zip(before).map(|(now, before)| now - before).collect();
+        assert_eq!(moved.remove(home), 0, "{policy}");
+        moved.sort_unstable();
+        assert_eq!(moved, [0, 10], "{policy}: one other worker stands in");
+        gateway.call("PATCH", &place, &[], r#"{"draining":false}"#).await;
+        gateway.call("POST", "/v1/completions", &key, "{}").await;
+        assert_eq!(workers[home].record().seen.len(), 7, "{policy}: it comes back");
+    }
+}
+
+#[tokio::test]
+async fn a_choice_is_explained_on_the_answer_and_afterwards() {
+    let workers = [fine().await, fine().await];
+    let gateway = Gateway::start(&[], &workers.each_ref().map(ScriptedWorker::url)).await;
+    let headers = [("x-branchline-explain", "1"), ("x-request-id", "req-42")];
+    let answer = gateway.call("POST", "/v1/completions", &headers, r#"{"prompt":"x"}"#).await;
+    assert_eq!(answer.header("x-request-id"), Some("req-42"));
+    let told: serde_json::Value =
+        serde_json::from_str(answer.header("x-branchline-explain").unwrap()).unwrap();
+    assert_eq!(
+        (&told["policy"], told["candidates"].as_array().map(Vec::len)),
+        (&json!("cache_aware"), Some(2))
+    );
+    assert!(told["reason"].as_str().is_some_and(|words| words.contains("cache_aware")), "{told}");
+    let later = gateway.get("/explain/req-42").await.json();
+    assert_eq!(later["choices"][0]["chosen"], told["chosen"]);
+    assert_eq!(gateway.get("/explain/nobody").await.status, 404);
+    let unnamed = gateway.call("POST", "/v1/completions", &headers[..1], "{}").await;
+    assert!(unnamed.header("x-request-id").is_some() && unnamed.header("x-branchline-explain").is_some());
+    let plain = gateway.post("/v1/completions", "{}").await;
+    assert_eq!((plain.header("x-request-id"), plain.header("x-branchline-explain")), (None, None));
+}
