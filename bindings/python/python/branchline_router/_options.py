@@ -14,9 +14,13 @@ class PolicyType(str, Enum):
     """How a worker is chosen."""
 
     CACHE_AWARE = "cache_aware"
+    LEAST_LOAD = "least_load"
     ROUND_ROBIN = "round_robin"
     POWER_OF_TWO = "power_of_two"
     RANDOM = "random"
+    CONSISTENT_HASHING = "consistent_hashing"
+    PREFIX_HASH = "prefix_hash"
+    STICKY = "sticky"
 
 
 class RouterOptions(TypedDict, total=False):
@@ -30,6 +34,46 @@ class RouterOptions(TypedDict, total=False):
     """Workers: `grpc://host:port` for Branchline engines, `http://host:port` for any OpenAI-compatible server."""
     policy: PolicyType | str
     """How a worker is chosen. Default: cache_aware."""
+    model_policy: Sequence[str]
+    """How a worker is chosen for one model, as `MODEL=POLICY`; may be given several times."""
+    model_alias: Sequence[str]
+    """A further name of a model, as `ALIAS=MODEL`; may be given several times."""
+    session_headers: str
+    """Headers, with commas between them, that name a request's session for `sticky` and `consistent_hashing`, the first that is there counts; without any, `session_params.session_id`, `session_id`, `user` or `user_id` of the body does. Default: x-branchline-session,x-smg-routing-key,x-session-id,x-user-id,x-tenant-id."""
+    worker_file: str
+    """File of workers: one URL a line, or JSON objects as for `POST /workers`; read again when it changes."""
+    worker_dns: Sequence[str]
+    """Names whose addresses are workers, as `dns://name:port` or `grpc+dns://name:port`; asked again every `worker-refresh`."""
+    worker_refresh: float | str
+    """How often `worker-file` and `worker-dns` are looked at again. Default: 5s."""
+    state_file: str
+    """File in which workers that were added or removed over HTTP survive a restart."""
+    max_retries: int
+    """Further workers that a request may be tried on before the first byte of its answer. Default: 3."""
+    retry_budget: int
+    """Retries that each request earns: 0.2 allows one retry for five requests. Default: 0.2."""
+    breaker_failures: int
+    """Failures in a row that open a worker's breaker; 0 switches breakers off. Default: 5."""
+    breaker_share: int
+    """Share of failures among the last 20 requests that opens it. Default: 0.5."""
+    breaker_open: float | str
+    """How long it stays open before one probe is let in. Default: 10s."""
+    breaker_successes: int
+    """Probes in a row that must succeed to close it. Default: 2."""
+    suspect_after: float | str
+    """Silence, on top of twice the predicted wait for a first byte, after which a worker is suspected while others go on; `off` for never. Default: 500ms."""
+    slow_start: float | str
+    """How long a worker that has become ready gets less than its share. Default: 10s."""
+    outlier_share: int
+    """Share of failures that ejects a worker for 30s while its peers fail a quarter of that at most; 0 for never. Default: 0.25."""
+    outlier_ceiling: int
+    """Largest share of a model's workers that may be ejected at once. Default: 0.34."""
+    worker_usage_limit: int
+    """Share of its KV pool in use from which on an engine gets no new request; 1 for never. Default: 1."""
+    connect_timeout: float | str
+    """Longest wait for a connection to a worker. Default: 5s."""
+    continue_streams: bool
+    """Whether a stream of an engine that died goes on at another one that promises the same bits. Default: true."""
     api_key: Sequence[str]
     """Key that clients must send, as `Authorization: Bearer` or `x-api-key`; may be given several times."""
     api_key_file: str
@@ -66,5 +110,9 @@ class RouterOptions(TypedDict, total=False):
     """How long running requests may go on after a stop signal. Default: 30s."""
     cache_index_size: int | str
     """Memory for the index of cached prefixes that `cache_aware` keeps of HTTP workers. Default: 64MiB."""
+    cache_index_ttl: float | str
+    """How long that index believes a prompt to be cached after its last use. Default: 30m."""
+    block_index_size: int | str
+    """Memory for the exact index of the blocks that engines report. Default: 512MiB."""
     runtime_threads: int
     """Threads that serve; 0 takes one a CPU. Default: 0."""
