@@ -80,6 +80,7 @@ impl App {
     /// Takes the gateway out of rotation; running requests go on.
     pub fn begin_drain(&self) {
         self.draining.store(true, Ordering::Release);
+        self.workers.close();
     }
 
     /// Whether a stop has been asked for.

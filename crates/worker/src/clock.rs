@@ -1,22 +1,37 @@
-//! The fleet's clock: time since the fleet was made, on tokio's time, so that tests can advance it.
+//! The fleet's clock. Tests bring one that they move themselves.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use branchline_core::{Clock, SystemClock};
 
-/// Time since the fleet was made. Cheap to copy.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct FleetClock(Instant);
+/// Zero means "never" in records of health, so time begins a little later.
+const BEGIN: Duration = Duration::from_millis(1);
 
-impl Default for FleetClock {
-    fn default() -> Self {
-        // Zero means "never" in records of health, so time begins a little later.
-        Self(Instant::now().checked_sub(Duration::from_millis(1)).unwrap_or_else(Instant::now))
+/// Time since the fleet was made. Cheap to clone.
+#[derive(Clone)]
+pub struct FleetClock(Arc<dyn Clock>);
+
+impl FleetClock {
+    /// A fleet's time by another clock.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self(clock)
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        BEGIN + self.0.now()
     }
 }
 
-impl FleetClock {
-    pub(crate) fn now(self) -> Duration {
-        self.0.elapsed()
+impl Default for FleetClock {
+    fn default() -> Self {
+        Self(Arc::new(SystemClock::default()))
+    }
+}
+
+impl fmt::Debug for FleetClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FleetClock").field(&self.now()).finish()
     }
 }

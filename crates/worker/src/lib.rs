@@ -25,6 +25,7 @@ mod tokenizers;
 mod worker;
 
 pub use choose::Judgement;
+pub use clock::FleetClock;
 pub use convert::{error_from_proto, error_from_status, error_to_proto};
 pub use detect::speaks;
 pub use fleet::Fleet;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use branchline_routing::PolicyKind;
 
+use crate::clock::FleetClock;
 use crate::health::{BudgetOptions, HealthOptions};
 use crate::load::LoadGuard;
 
@@ -34,6 +35,8 @@ pub struct FleetOptions {
     pub model_aliases: HashMap<String, String>,
     /// How workers are judged by what requests see of them.
     pub health: HealthOptions,
+    /// What they are judged by.
+    pub clock: FleetClock,
     /// How many retries there may be.
     pub budget: BudgetOptions,
     /// Share of its KV pool from which on an engine gets no new request, (0, 1]; 1 for never.
@@ -79,6 +82,7 @@ impl Default for FleetOptions {
             model_policies: HashMap::new(),
             model_aliases: HashMap::new(),
             health: HealthOptions::default(),
+            clock: FleetClock::default(),
             budget: BudgetOptions::default(),
             usage_limit: 1.0,
             worker_token: None,

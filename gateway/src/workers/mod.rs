@@ -58,7 +58,7 @@ impl Workers {
             state: Mutex::new(state),
             pending: Arc::default(),
             tracker: tracker.clone(),
-            stop: stop.clone(),
+            stop: stop.child_token(),
         });
         let known = workers.state.lock().clone();
         let given = options.worker_urls.iter().map(WorkerSpec::new);
@@ -68,6 +68,11 @@ impl Workers {
         }
         sources::watch(&workers, options, fleet)?;
         Ok(workers)
+    }
+
+    /// Looks at no source any more; the fleet stays as it is. A stop must not wait for who only watches.
+    pub fn close(&self) {
+        self.stop.cancel();
     }
 
     /// Adds a worker on request; it survives a restart if there is a state file.

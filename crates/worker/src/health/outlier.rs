@@ -32,11 +32,12 @@ pub(crate) fn review(workers: &[&Health], now: Duration) -> Vec<usize> {
     let at = super::micros(now);
     let mut aside = workers.iter().filter(|health| at < health.ejected_until.load(Ordering::Relaxed)).count();
     for (position, health) in workers.iter().enumerate() {
+        // Looked at again until enough of it is known.
+        let Some(own) = shares[position] else { continue };
         if !health.failed.swap(false, Ordering::AcqRel) {
             continue;
         }
         let options = health.options.outlier;
-        let Some(own) = shares[position] else { continue };
         let mut peers: Vec<f64> =
             (0..shares.len()).filter(|other| *other != position).filter_map(|other| shares[other]).collect();
         peers.sort_by(f64::total_cmp);

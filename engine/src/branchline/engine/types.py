@@ -1,0 +1,238 @@
+"""Values that cross the engine's inner borders: service → loop → scheduler → executor → loop.
+
+Plain data only: no torch, no gRPC. The service makes `Request`s from proto messages, the scheduler
+turns them into `ForwardBatch`es and `RowPlan`s, the executor answers with `RowResult`s, and the loop
+answers the service with `Delta`s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended; see FinishReason in engine.proto."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Resolved sampling options of one request; ranges as in engine.proto, already validated."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobParams:
+    """Which logprobs are wanted; `input_start` None means no prompt logprobs."""
+
+    output: bool = False
+    top_k: int = 0
+    input_start: int | None = None
+    token_ids: tuple[int, ...] = ()
+
+
+class LeaseState(StrEnum):
+    """How a request found its lease; see LeaseState in engine.proto."""
+
+    HELD = "held"
+    LOST = "lost"
+    UNMATCHED = "unmatched"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsk:
+    """A lease to take (`ttl_ms` set) or to hit (`lease_id`); `tenant` is whose it is."""
+
+    tenant: str = ""
+    lease_id: str = ""
+    ttl_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReport:
+    """What became of a request's lease; the other fields are set if it was acquired by this request."""
+
+    state: LeaseState
+    lease_id: str = ""
+    tokens: int = 0
+    pages: int = 0
+    ttl_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A sequence that another worker began: its output so far, and bytes of text that its reader has."""
+
+    token_ids: tuple[int, ...]
+    text_bytes: int
+    index: int  # which of the request's n sequences: the seed of its child is drawn from
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One accepted prompt.
+
+    `namespace` is an injective encoding of salt, extra key, adapter and weight version: requests share
+    cached pages only if it is equal. `deadline_s` is on `time.monotonic()`'s scale.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    logprobs: LogprobParams = LogprobParams()
+    namespace: bytes = b""
+    deadline_s: float | None = None
+    arrival_s: float = 0.0
+    lease: LeaseAsk | None = None
+    resume: Resume | None = None
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step's rows, flattened. T new tokens in B sequences; decode rows are sequences with one new token.
+
+    Sequences are independent: row order carries no meaning. KV of every new token is written before
+    attention reads it, so token i of a sequence attends to positions 0..position(i).
+    """
+
+    token_ids: I32  # [T]
+    positions: I32  # [T] absolute position of each new token in its sequence
+    slots: I64  # [T] page * page_size + offset: where its KV goes
+    query_lens: I32  # [B] new tokens of each sequence, ≥ 1, in the order of token_ids
+    context_lens: I32  # [B] KV length of each sequence after this step
+    page_tables: list[list[int]]  # B lists of at least ceil(context_len / page_size) page numbers
+    logit_rows: I64  # [R] indices into [0, T) whose logits are wanted, ascending
+
+
+@dataclass(slots=True)
+class RowPlan:
+    """What to do with one wanted logits row: sample the next token, or score a known one.
+
+    `row` indexes ForwardBatch.logit_rows. For a sampled row `position` is the absolute position the new
+    token will take: random numbers are keyed by (seed, position) only. `penalties` is the sequence's
+    own state object made by the executor (see Executor.penalty_state); None if no penalty applies.
+    `banned` ids get −inf (end ids before min_tokens). For a scored row `target` is the known next token.
+    """
+
+    row: int
+    params: SamplingParams
+    seed: int = 0
+    position: int = 0
+    penalties: object | None = None
+    banned: tuple[int, ...] = ()
+    target: int | None = None
+    want_logprob: bool = False
+    top_k: int = 0
+    chosen_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class RowResult:
+    """Outcome of one RowPlan. Logprobs are of the raw distribution (temperature 1, no penalties, no bias).
+
+    `error` is set when the row could not be used (NaN logits): only its own request fails.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top: list[tuple[int, float]] | None = None
+    chosen: list[tuple[int, float]] | None = None
+    error: str | None = None
+
+
+class Executor(Protocol):
+    """Runs the model. One thread calls it; `run` may keep buffers until the next `run`.
+
+    `logits` is opaque to callers and valid until the next `run`.
+    """
+
+    api_version: int
+    vocab_size: int
+    num_pages: int
+    page_size: int
+    numerics_id: str
+
+    def run(self, batch: ForwardBatch) -> object:
+        """Write KV of all new tokens and return the logits of `batch.logit_rows`."""
+
+    def sample(self, logits: object, plans: list[RowPlan]) -> list[RowResult]:
+        """Answer each plan, in order. Never raises for the fault of one row: RowResult.error instead."""
+
+    def penalty_state(self, prompt: tuple[int, ...], params: SamplingParams) -> object | None:
+        """State for a sequence's penalties, or None if `params` has none."""
+
+    def observe(self, state: object, token_id: int) -> None:
+        """Count one generated token in a penalty state."""
+
+    def close(self) -> None:
+        """Release memory and threads; idempotent."""
+
+
+@dataclass(slots=True)
+class PositionLogprobs:
+    """Logprobs of consecutive positions in columns; NaN where none exists."""
+
+    start: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    chosen: list[list[tuple[int, float]]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Finish:
+    """The end of one sequence."""
+
+    reason: FinishReason
+    completion_tokens: int
+    matched_token_id: int | None = None
+    matched_stop: str | None = None
+    retractions: int = 0
+    message: str = ""
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Delta:
+    """News of one sequence after one step. `error` ends the whole request; `finish` ends the sequence."""
+
+    request_id: str
+    index: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: PositionLogprobs | None = None
+    prompt: tuple[int, int] | None = None  # (prompt_tokens, cached_tokens), once per request
+    input_logprobs: PositionLogprobs | None = None
+    finish: Finish | None = None
+    error: Exception | None = None  # an EngineError
+    lease: LeaseReport | None = None  # once per request that has one
