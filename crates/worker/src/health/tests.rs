@@ -1,3 +1,5 @@
+mod simulation;
+
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
