@@ -313,3 +313,36 @@ async fn an_address_tells_what_it_speaks_or_that_nobody_is_there() {
     server.wait_for(|record| !record.listening).await.unwrap();
     assert_eq!(speaks(&bare(server.url()), limit).await.unwrap_err().code, ErrorCode::Unavailable);
 }
+
+#[tokio::test]
+async fn least_load_fills_the_idle_and_prefix_hash_keeps_a_beginning_together() {
+    let herd = herd(3, FleetOptions { policy: PolicyKind::LeastLoad, ..random() }).await;
+    let held: Vec<Choice> = (0..30).map(|_| herd.choose().unwrap()).collect();
+    for worker in &herd.workers {
+        assert_eq!(worker.in_flight(), 10);
+    }
+    drop(held);
+    assert!(herd.workers.iter().all(|worker| worker.in_flight() == 0));
+    let herd = self::herd(3, FleetOptions { policy: PolicyKind::PrefixHash, ..random() }).await;
+    let ask = |begin: u8, rest: u8| {
+        let text = [[begin; 1024].as_slice(), &[rest; 500]].concat();
+        herd.fleet.choose(None, &RouteQuery { text: &text, ..QUERY }).unwrap().worker.id
+    };
+    for begin in 0..20 {
+        let home = ask(begin, 0);
+        assert!((1..5).all(|rest| ask(begin, rest) == home), "{begin}");
+    }
+}
+
+#[tokio::test]
+async fn a_retired_worker_is_out_at_once_and_drains_what_it_has() {
+    let herd = herd(2, random()).await;
+    let choice = herd.choose().unwrap();
+    let drained = herd.fleet.retire(choice.worker.id, Duration::from_secs(60));
+    assert_eq!(herd.fleet.workers().len(), 1);
+    assert!((0..4).all(|_| herd.choose().unwrap().worker.id != choice.worker.id));
+    let task = tokio::spawn(drained);
+    assert!(!task.is_finished());
+    drop(choice);
+    within("the drain", task).await.unwrap();
+}
