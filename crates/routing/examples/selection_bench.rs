@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release -p branchline-routing --example selection_bench [workers] [blocks a worker]`. Hashing the prompt
 //! is the same work for any index and is left out. Prints JSON.
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark prints its result and may die")]
 
 use std::time::{Duration, Instant};
 
