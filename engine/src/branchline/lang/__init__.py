@@ -16,8 +16,13 @@
 Torch-free, and independent of the engine. Vendors' packages are imported when their backend is made.
 """
 
+from branchline.lang.backends.anthropic import Anthropic
 from branchline.lang.backends.base import Backend
+from branchline.lang.backends.engine import Engine
+from branchline.lang.backends.gemini import Gemini, VertexAI
+from branchline.lang.backends.litellm import LiteLLM
 from branchline.lang.backends.mock import Mock
+from branchline.lang.backends.openai import OpenAI
 from branchline.lang.backends.runtime import Runtime
 from branchline.lang.blocks import (
     assistant,
@@ -61,18 +66,23 @@ RuntimeEndpoint = Runtime  # its name in SGLang
 
 __all__ = [
     "MISSING",
+    "Anthropic",
     "ArgumentError",
     "Backend",
     "BackendError",
     "CancelledError",
     "DeadlineError",
+    "Engine",
     "Event",
     "Forks",
+    "Gemini",
     "Hints",
     "JoinError",
     "LangError",
+    "LiteLLM",
     "Log",
     "Mock",
+    "OpenAI",
     "ParseError",
     "Program",
     "ProgramError",
@@ -82,6 +92,7 @@ __all__ = [
     "Trace",
     "UnknownVariable",
     "UnsupportedError",
+    "VertexAI",
     "assistant",
     "assistant_begin",
     "assistant_end",

@@ -90,6 +90,7 @@ class Run:
         self._markup: Markup | None = None
         self._over = False
         self.body: Future[None] = Future()  # done when the program's own code has ended
+        self.concluded: Future[None] = Future()  # done when all has ended and failures are known
 
     # ---- for branches --------------------------------------------------------------------------
 
@@ -272,10 +273,11 @@ class Program:
             coroutine = self._run_async(settings, args, rest, on_error)
             return hosts.wait(hosts.background().submit(coroutine))
         run = Run(settings, self.hints, hosts.background())
-        state = State(run.root)
         if stream:
+            state = State(run.root, outside=True)
             _in_thread(functools.partial(self._drive, run, state, args, rest, on_error="state"))
             return state
+        state = State(run.root)
         self._drive(run, state, args, rest, on_error)
         return state
 
@@ -340,7 +342,14 @@ class Program:
     def _drive(self, run: Run, state: State, args: Sequence[Any], kwargs: Mapping[str, Any], on_error: str) -> None:
         """Runs the function here and settles the run; raises what failed."""
         try:
-            state.ret_value = self.function(state, *args, **{**self.bound, **kwargs})
+            self._settle(run, state, args, kwargs, on_error)
+        finally:
+            run.concluded.set_result(None)
+
+    def _settle(self, run: Run, state: State, args: Sequence[Any], kwargs: Mapping[str, Any], on_error: str) -> None:
+        inside = State(run.root) if state.outside else state
+        try:
+            state.ret_value = self.function(inside, *args, **{**self.bound, **kwargs})
         except BaseException as error:
             hosts.wait(run.loop.submit(run.abandon(CancelledError(f"the program raised {type(error).__name__}"))))
             state.failure = error

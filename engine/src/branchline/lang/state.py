@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from branchline.lang.blocks import (
     user_end,
 )
 from branchline.lang.branch import Branch, Group, Item, place
-from branchline.lang.errors import ArgumentError, CancelledError, ProgramError
+from branchline.lang.errors import ArgumentError, CancelledError, ProgramError, UnknownVariable
 from branchline.lang.ir import Appendable, VarBegin, VarEnd, flatten
 from branchline.lang.values import Event, Variable
 
@@ -32,8 +33,9 @@ class State:
     `await s.get("name")`.
     """
 
-    def __init__(self, branch: Branch) -> None:
+    def __init__(self, branch: Branch, *, outside: bool = False) -> None:
         self.branch = branch
+        self.outside = outside  # held by the caller of a streaming run, while the program still appends
         self.ret_value: Any = None
         self.failure: BaseException | None = None
 
@@ -93,12 +95,22 @@ class State:
         return error
 
     def __getitem__(self, name: str) -> Any:
-        """The value, as soon as it is there."""
-        variable = self.branch.variable(name)
+        """The value, as soon as it is there. Of a streaming run also a variable that is still to be assigned."""
+        if self.outside:
+            hosts.wait(self.branch.assigned(name))
+        variable = self._variable(name)
         try:
             return hosts.wait(variable.done)
         except ProgramError as error:
             raise self._surface(error) from error.__cause__
+
+    def _variable(self, name: str) -> Variable:
+        try:
+            return self.branch.variable(name)
+        except UnknownVariable:
+            if self.outside and self.failure is not None:
+                raise self._surface(self.failure) from None
+            raise
 
     def __contains__(self, name: str) -> bool:
         return name in self.branch.vars
@@ -109,7 +121,9 @@ class State:
 
     async def get(self, name: str) -> Any:
         """The value, without blocking the event loop."""
-        variable = self.branch.variable(name)
+        if self.outside:
+            await asyncio.wrap_future(self.branch.assigned(name))
+        variable = self._variable(name)
         try:
             return await asyncio.wrap_future(variable.done)
         except ProgramError as error:
@@ -121,16 +135,27 @@ class State:
         return dict(self.branch.variable(name).meta)
 
     def sync(self) -> None:
-        """Waits for everything appended so far; raises if something failed."""
-        hosts.wait(self.branch.idle())
-        if (error := self.branch.error) is not None:
-            raise self._surface(error) from error.__cause__
+        """Waits for everything appended so far, of a streaming run for its end; raises if something failed."""
+        for future in self._pending():
+            hosts.wait(future)
+        self._raise_failed()
 
     async def async_sync(self) -> None:
         """`sync` without blocking the event loop."""
-        await asyncio.wrap_future(self.branch.idle())
+        for future in self._pending():
+            await asyncio.wrap_future(future)
+        self._raise_failed()
+
+    def _pending(self) -> Iterator[Future[None]]:
+        if self.outside:
+            yield self.branch.run.concluded
+        yield self.branch.idle()
+
+    def _raise_failed(self) -> None:
         if (error := self.branch.error) is not None:
             raise self._surface(error) from error.__cause__
+        if self.outside and self.failure is not None:
+            raise self._surface(self.failure)
 
     def text(self) -> str:
         """The whole text so far, waiting for what was appended."""
@@ -149,7 +174,8 @@ class State:
 
     def error(self) -> BaseException | None:
         """What failed in this branch, or None; waits for what was appended."""
-        hosts.wait(self.branch.idle())
+        for future in self._pending():
+            hosts.wait(future)
         if self.branch.error is not None:
             self.branch.error.surfaced = True
         return self.branch.error or self.failure
