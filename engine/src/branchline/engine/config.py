@@ -51,8 +51,13 @@ class EngineConfig:
         30.0, "seconds that running requests get to end after SIGTERM", section="server", minimum=0, maximum=86400
     )
     step_timeout: float = option(
-        60.0, "seconds without a completed step, while work exists, after which health says NOT_SERVING",
+        60.0, "seconds without a completed step, while work exists, after which health says NOT_SERVING, a report is "
+        "written and every live request ends with an error",
         section="server", minimum=0.1, maximum=86400,
+    )  # fmt: skip
+    stall_dump_dir: str = option(
+        "", "where the report on a step that exceeds step-timeout is written (default: the system's folder for "
+        "temporary files)", section="server",
     )  # fmt: skip
     stream_buffer: int = option(
         1024, "frames a stream may lag behind before it is ended and its requests are aborted",
@@ -111,9 +116,22 @@ class EngineConfig:
         0, "most prompt tokens of one sequence in one step; 0: as many as the step holds", section="scheduler",
         minimum=0, maximum=1_000_000,
     )  # fmt: skip
-    mixed_prefill_tokens: int | None = option(
-        None, "most prompt tokens of a step in which others decode; 0: no bound (default: 128 on cpu, 0 on cuda)",
+    itl_target_ms: float | None = option(
+        None, "longest gap between two tokens of a running request that prompts of others may cause, in milliseconds; "
+        "prompts are cut so that a step is expected to keep it; 0: no target (default: 3 times a step without prompts)",
+        section="scheduler", minimum=0, maximum=3_600_000,
+    )  # fmt: skip
+    mixed_prefill_tokens: int = option(
+        0, "most prompt tokens of a step in which others decode, whatever they cost; 0: what itl-target-ms leaves",
         section="scheduler", minimum=0, maximum=1_000_000,
+    )  # fmt: skip
+    priority_preemption: bool = option(
+        True, "let a waiting request of higher priority take the place or pages of a running one of lower priority, "
+        "which goes on later; no sequence yields so more than twice", section="scheduler",
+    )  # fmt: skip
+    priority_aging: float = option(
+        30.0, "seconds of waiting that make up for one priority, so that no request waits for ever behind higher ones",
+        section="scheduler", minimum=0.001, maximum=86400,
     )  # fmt: skip
 
     @property

@@ -21,10 +21,11 @@ from branchline.engine.cache import RadixCacheBackend
 from branchline.engine.cache.feed import EventBatch, EventFeed, Subscription
 from branchline.engine.cache.leases import Budgets, Lease, LeaseBook
 from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from branchline.engine.loop_faults import Stall, audit, describe, isolate, tell
 from branchline.engine.scheduler import Group, Scheduler, SchedulerOptions, Sink
 from branchline.engine.scheduler.batch import Step
 from branchline.engine.scheduler.intake import Intake
-from branchline.engine.scheduler.load import LoopStats, OwnTime, Pace
+from branchline.engine.scheduler.load import LoopStats, OwnTime, Pace, picture
 from branchline.engine.types import Executor, Request, RowResult
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class EngineLoop:
         self._pace = Pace()
         self._places = 0  # sequences of live requests; guarded by the condition
         self._done = False
+        self._stall = Stall()
+        self._running_step: Step | None = None  # what the executor works on
         self._evicted = 0
         self._stats = LoopStats()
         self._observe()
@@ -119,13 +122,15 @@ class EngineLoop:
         with self._condition:
             if self._closing:
                 raise Unavailable("the worker is shutting down; send the request to another one")
+            self._stall.refuse()
             if request.request_id in self._live:
                 raise InvalidArgument(
                     f"request_id {request.request_id!r} is in use; give every live request its own", field="request_id"
                 )
             self._check_queue()
             self._live[request.request_id] = group
-            self._places += len(group.sequences)
+            group.places = len(group.sequences)
+            self._places += group.places
             self._inbox.groups.append(group)
             self._condition.notify_all()
 
@@ -135,6 +140,7 @@ class EngineLoop:
             if request_id not in self._live or request_id in self._inbox.aborts:
                 return 0
             self._inbox.aborts[request_id] = message
+            self._leave(self._live[request_id])
             self._condition.notify_all()
             return 1
 
@@ -191,8 +197,12 @@ class EngineLoop:
         """Walk the whole page ledger between two steps. Raises RuntimeError if a page is in no state or in two."""
         self._call(self._audit)
 
-    def close(self, drain_s: float = 0.0) -> None:
-        """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop the thread. Idempotent."""
+    def close(self, drain_s: float = 0.0, step_s: float | None = None) -> bool:
+        """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop the thread. Idempotent.
+
+        Waits for the end of the step that runs, at most `step_s` seconds (None: as long as it takes); past them
+        every request gets its error and False is returned: the executor is in use and must not be closed.
+        """
         with self._condition:
             self._closing = True
             if self._thread is not None:
@@ -204,8 +214,40 @@ class EngineLoop:
         if self._thread is None:
             self._guarded_step()
             self._done = True
-        else:
-            self._thread.join()
+            return True
+        self._thread.join(step_s)
+        if not self._thread.is_alive():
+            return True
+        self.give_up("the worker is shutting down and its step does not end")
+        return False
+
+    def give_up(self, message: str) -> int:
+        """While a step does not end: answer every live request with an error and refuse new ones. How many.
+
+        For a watchdog on another thread. When the step ends after all, what it worked on is dropped, its pages
+        are given back and requests are taken again.
+        """
+        with self._condition:
+            groups = self._stall.begin(message, self._live.values())
+            for group in groups:
+                self._leave(group)
+        tell(groups, self._steps, message)
+        return len(groups)
+
+    def describe(self) -> list[str]:
+        """Lines about what the loop is doing, for a report on a step that does not end."""
+        with self._condition:
+            live = list(self._live.values())
+        return describe(self._running_step, self.stats(), live)
+
+    def _leave(self, group: Group) -> None:
+        """Free the places of a request that is about to end and has not begun. Called with the condition held.
+
+        So what was refused in part, or is no longer wanted, does not keep others out until a step ends.
+        """
+        if group.cached_tokens is None:
+            self._places -= group.places
+            group.places = 0
 
     def _check_queue(self) -> None:
         """Refuse what would wait behind a full queue. Called with the condition held."""
@@ -226,6 +268,8 @@ class EngineLoop:
                 if request_id not in self._inbox.aborts and matches(group)
             ]
             self._inbox.aborts.update(dict.fromkeys(found, message))
+            for request_id in found:
+                self._leave(self._live[request_id])
             self._condition.notify_all()
             return len(found)
 
@@ -264,6 +308,7 @@ class EngineLoop:
         before_run = time.perf_counter()
         results = self._run_and_sample(step) if step is not None else None
         after_run = time.perf_counter()
+        self._resume()
         if step is not None and results is not None:
             self._commit(step, results)
         elif step is None and self._scheduler.has_work:
@@ -278,6 +323,7 @@ class EngineLoop:
         """Take in what other threads asked for, and what the clock did."""
         with self._condition:
             inbox, self._inbox = self._inbox, _Inbox(stop=self._inbox.stop)
+        self._resume()
         now = self._clock()
         self._leases.expire(now)
         for group in inbox.groups:
@@ -296,14 +342,18 @@ class EngineLoop:
         return self._scheduler.schedule(self._clock()) if self._scheduler.has_work else None
 
     def _run_and_sample(self, step: Step) -> list[RowResult] | None:
-        """Forward pass and sampling. A failure costs the step's requests, not the loop."""
+        """Forward pass and sampling. A failure costs those requests that fail alone, too; None if it was settled."""
+        started, self._running_step = self._clock(), step
         try:
-            logits = self._run(step)
-            return self._sample(logits, step)
+            results = self._sample(self._run(step), step)
         except Exception as error:
             logger.exception("the executor failed in step %d with %d sequences", self._steps, len(step.rows))
-            self._scheduler.fail_step(step, InternalError(f"the model could not run: {type(error).__name__}: {error}"))
+            isolate(step, error, self._scheduler, lambda one: self._sample(self._run(one), one), self._commit)
             return None
+        finally:
+            self._running_step = None
+        self._scheduler.learn(step, self._clock() - started)
+        return results
 
     def _run(self, step: Step) -> object:
         """KV and logits of the step's rows."""
@@ -315,6 +365,16 @@ class EngineLoop:
         if len(results) != len(step.plans):
             raise RuntimeError(f"{len(results)} results for {len(step.plans)} plans")
         return results
+
+    def _resume(self) -> None:
+        """The loop turns: drop what was given up while it did not, and take requests again."""
+        if not self._stall.reason:
+            return
+        with self._condition:
+            groups = self._stall.end(self._live.values())
+        logger.warning("step %d has ended after all; %d requests were given up", self._steps, len(groups))
+        for group in groups:
+            self._scheduler.fail(group, Unavailable("given up"))
 
     def _commit(self, step: Step, results: list[RowResult]) -> None:
         """Tokens, text, ends and pages."""
@@ -332,17 +392,20 @@ class EngineLoop:
                 if delta.error is not None or delta.finish is not None:
                     self._forget(delta.request_id)
             try:
-                sink(self._steps, deltas)
+                sink(self._steps, self._stall.wanted(deltas))
             except Exception:
                 logger.exception("a stream can't take its news; its requests are aborted")
                 self.abort_sink(sink)
+        self._stall.given_up = set()
 
     # ---- helpers of the loop's thread -------------------------------------------------------
 
     def _main(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: bool(self._inbox) or self._scheduler.has_work, self._idle_limit())
+                self._condition.wait_for(
+                    lambda: bool(self._inbox or self._stall.reason or self._scheduler.has_work), self._idle_limit()
+                )
                 if self._inbox.stop and not self._live and not self._inbox.calls:
                     self._done = True
                     self._condition.notify_all()
@@ -372,6 +435,8 @@ class EngineLoop:
 
     def _accept(self, group: Group, now: float) -> None:
         request = group.request
+        if group.given_up:
+            return
         try:
             self._intake.prepare(group)
             self._scheduler.enqueue(group, now)
@@ -386,8 +451,13 @@ class EngineLoop:
     def _end(self, request_id: str, now: float, message: str) -> None:
         with self._condition:
             group = self._live.get(request_id)
-        if group is not None:
+        if group is None:
+            return
+        try:
             self._scheduler.abort(group, now, message)
+        except Exception as error:  # its text, say, can't be finished
+            logger.exception("request %s can't be aborted in good order", request_id)
+            self._scheduler.fail(group, InternalError(f"the abort failed: {type(error).__name__}: {error}"))
 
     def _forget(self, request_id: str) -> None:
         """Drop a request of which nothing runs any more."""
@@ -396,7 +466,7 @@ class EngineLoop:
             if group is not None and group.live == 0:
                 self._scheduler.leasing.leave(group)
                 del self._live[request_id]
-                self._places -= len(group.sequences)
+                self._places -= group.places
                 self._pace.end(self._clock())
                 self._deadlines.pop(request_id, None)
                 if not self._live:
@@ -416,44 +486,11 @@ class EngineLoop:
         return dropped
 
     def _audit(self) -> None:
-        self._cache.audit()
-        free, evictable, protected, private = self._cache.counters()
-        if free + evictable + protected + private != self._executor.num_pages:
-            raise RuntimeError(f"{free}+{evictable}+{protected}+{private} pages of {self._executor.num_pages}")
         self._leases.audit()
-        leased = self._leases.pages
-        if not self._scheduler.has_work and (protected != leased or private):
-            raise RuntimeError(
-                f"{protected} protected pages ({leased} leased) and {private} private pages while nothing runs"
-            )
+        audit(self._cache, self._executor.num_pages, self._leases.pages, not self._scheduler.has_work)
 
     def _observe(self) -> None:
         """Publish the picture that other threads read."""
-        scheduler, counters = self._scheduler, self._scheduler.counters
-        free, evictable, protected, private = self._cache.counters()
         now = self._clock()
-        self._busy_since = now if scheduler.has_work else None
-        oldest = scheduler.waiting.oldest_s()
-        self._stats = LoopStats(
-            page_size=self._executor.page_size,
-            pages_total=self._executor.num_pages,
-            pages_free=free,
-            pages_evictable=evictable,
-            pages_protected=protected,
-            pages_private=private,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            lookups=counters.lookups,
-            hits=counters.hits,
-            evicted_pages=self._evicted,
-            retractions=counters.retractions,
-            running=scheduler.running,
-            waiting=len(scheduler.waiting),
-            waiting_uncached_tokens=scheduler.waiting_uncached_tokens(),
-            queue_age_ms=0.0 if oldest is None else (now - oldest) * 1e3,
-            pages_leased=self._leases.pages,
-            leases=len(self._leases),
-            lease_budget_pages=self._leases.budgets.worker,
-            steps=self._steps,
-            scheduler_ms_per_step=self._own.mean(),
-        )
+        self._busy_since = now if self._scheduler.has_work else None
+        self._stats = picture(self._scheduler, self._cache.counters(), now, self._evicted, self._steps, self._own)

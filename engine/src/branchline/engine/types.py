@@ -101,7 +101,7 @@ class Request:
     """One accepted prompt.
 
     `namespace` is an injective encoding of salt, extra key, adapter and weight version: requests share
-    cached pages only if it is equal. `deadline_s` is on `time.monotonic()`'s scale.
+    cached pages only if it is equal. `deadline_s` is on `time.monotonic()`'s scale. Of `priority` higher goes first.
     """
 
     request_id: str
@@ -113,6 +113,7 @@ class Request:
     arrival_s: float = 0.0
     lease: LeaseAsk | None = None
     resume: Resume | None = None
+    priority: int = 0
 
 
 @dataclass(slots=True)

@@ -27,14 +27,15 @@ class Row:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """What to run, and whose it is."""
+    """What to run, and whose it is. The first `decodes` rows decode, the others compute prompts."""
 
     rows: list[Row]
     batch: ForwardBatch
     plans: list[RowPlan]
+    decodes: int = 0
 
 
-def pack(rows: list[Row], page_size: int) -> Step:
+def pack(rows: list[Row], page_size: int, decodes: int = 0) -> Step:
     """The step of these rows, in their order."""
     tokens: list[int] = []
     positions: list[int] = []
@@ -76,7 +77,7 @@ def pack(rows: list[Row], page_size: int) -> Step:
         page_tables=tables,
         logit_rows=np.array(wanted, dtype=np.int64),
     )
-    return Step(rows, batch, plans)
+    return Step(rows, batch, plans, decodes)
 
 
 def _plan_sample(sequence: Sequence, wanted: int) -> RowPlan:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from branchline.engine.scheduler.scheduler import Scheduler
 
 STEP_SAMPLES = 1024  # steps over which the scheduler's own time is averaged
 END_SAMPLES = 32  # request ends over which the pace is measured
@@ -25,6 +29,7 @@ class LoopStats:
     hits: int = 0
     evicted_pages: int = 0
     retractions: int = 0
+    preemptions: int = 0
     running: int = 0
     waiting: int = 0
     waiting_uncached_tokens: int = 0
@@ -72,3 +77,35 @@ class Pace:
             return 1000
         between = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
         return min(max(int(between * 1e3), 50), 30_000)
+
+
+def picture(
+    scheduler: Scheduler, pages: tuple[int, int, int, int], now: float, evicted: int, steps: int, own: OwnTime
+) -> LoopStats:
+    """The state between two steps. `pages`: free, evictable, protected, private."""
+    counters, tables = scheduler.counters, scheduler.pages
+    oldest, leases = scheduler.waiting.oldest_s(), scheduler.leasing.book
+    return LoopStats(
+        page_size=tables.page_size,
+        pages_total=tables.num_pages,
+        pages_free=pages[0],
+        pages_evictable=pages[1],
+        pages_protected=pages[2],
+        pages_private=pages[3],
+        prompt_tokens=counters.prompt_tokens,
+        cached_tokens=counters.cached_tokens,
+        lookups=counters.lookups,
+        hits=counters.hits,
+        evicted_pages=evicted,
+        retractions=counters.retractions,
+        preemptions=counters.preemptions,
+        running=scheduler.running,
+        waiting=len(scheduler.waiting),
+        waiting_uncached_tokens=scheduler.waiting_uncached_tokens(),
+        queue_age_ms=0.0 if oldest is None else (now - oldest) * 1e3,
+        pages_leased=leases.pages,
+        leases=len(leases),
+        lease_budget_pages=leases.budgets.worker,
+        steps=steps,
+        scheduler_ms_per_step=own.mean(),
+    )

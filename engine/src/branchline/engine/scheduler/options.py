@@ -10,10 +10,13 @@ class SchedulerOptions:
     """Limits and weights of the step loop.
 
     `max_step_tokens` is the budget of one step, shared by decodes and prefill chunks. `prefill_chunk` bounds what
-    one sequence may take of it; None for all. `mixed_prefill_tokens` bounds what all prompts together take of a
-    step in which others decode, and so the gap that decoders feel; None for no bound. `aging_passes` and
+    one sequence may take of it; None for all. A step in which others decode takes only so many prompt tokens as
+    are expected to keep it within `itl_target_s`: None for 3 times the step of those decodes alone, infinite for no
+    such bound. `mixed_prefill_tokens` bounds them whatever they cost; None for no bound. `aging_passes` and
     `aging_seconds` bound locality: after that many passes, or that long, a waiting sequence goes before any
-    newcomer, whatever that one would hit. `share_wait_steps` bounds how often a sequence is put off because
+    newcomer of its priority, whatever that one would hit; `priority_aging_seconds` make up for one priority.
+    With `preemption` a running sequence gives way to a waiting one of higher priority if there is no place or no
+    page for both, at most `preemptions` times. `share_wait_steps` bounds how often a sequence is put off because
     another computes its next page.
     """
 
@@ -22,11 +25,15 @@ class SchedulerOptions:
     max_step_tokens: int = 512
     prefill_chunk: int | None = None
     mixed_prefill_tokens: int | None = None
+    itl_target_s: float | None = None
     context_length: int = 8192
     aging_passes: int = 256
     aging_seconds: float = 2.0
+    priority_aging_seconds: float = 30.0
+    preemption: bool = True
+    preemptions: int = 2
     locality_cap_tokens: int = 4096
-    share_wait_steps: int = 64
+    share_wait_steps: int = 256
 
     def __post_init__(self) -> None:
         """Refuse limits that contradict each other."""
@@ -43,13 +50,12 @@ class SchedulerOptions:
                 f"max_running_requests {self.max_running_requests} exceeds max_step_tokens {self.max_step_tokens}; "
                 "every running sequence needs one token a step: raise max_step_tokens"
             )
+        for name in ("itl_target_s", "aging_seconds", "priority_aging_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; it must be above 0")
         if not 1 <= self.aging_passes <= 1000:
             raise ValueError(f"aging_passes is {self.aging_passes}; the bound is 1 to 1000 passes")
-
-    def prefill_budget(self, decodes: int) -> int:
-        """Prompt tokens of a step in which so many sequences decode."""
-        left = self.max_step_tokens - decodes
-        return min(left, self.mixed_prefill_tokens or left) if decodes else left
 
     @property
     def chunk(self) -> int:

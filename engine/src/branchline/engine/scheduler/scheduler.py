@@ -7,14 +7,19 @@ Called by the loop, on its thread only; reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
+from typing import ParamSpec
 
 from branchline.engine.cache import RadixCacheBackend
 from branchline.engine.cache.leases import LeaseBook
 from branchline.engine.errors import EngineError, InternalError, ResourceExhausted
-from branchline.engine.scheduler import scores
+from branchline.engine.scheduler import scores, victims
 from branchline.engine.scheduler.batch import Row, Step, pack
+from branchline.engine.scheduler.cost import Allowance, StepCost, Work, allowance
+from branchline.engine.scheduler.forecast import Forecast
 from branchline.engine.scheduler.leasing import Leasing
 from branchline.engine.scheduler.options import SchedulerOptions
 from branchline.engine.scheduler.pages import PageTables
@@ -23,6 +28,9 @@ from branchline.engine.scheduler.sequence import Group, Sequence
 from branchline.engine.scheduler.sharing import Inflight
 from branchline.engine.scheduler.waiting import WaitingQueue
 from branchline.engine.types import Executor, FinishReason, RowResult
+
+P = ParamSpec("P")
+logger = logging.getLogger(__name__)
 
 REFRESHES = 8  # stale cache estimates renewed a pass
 
@@ -35,7 +43,8 @@ class Counters:
     cached_tokens: int = 0
     lookups: int = 0
     hits: int = 0
-    retractions: int = 0
+    retractions: int = 0  # preemptions included
+    preemptions: int = 0
 
 
 class Scheduler:
@@ -51,6 +60,8 @@ class Scheduler:
         self.waiting = WaitingQueue(options)
         self.pages = PageTables(cache, executor.num_pages, executor.page_size)
         self.store = scores.ScoreStore(executor.num_pages, executor.page_size)
+        self.cost = StepCost()
+        self.forecast = Forecast()
         self._cache = cache
         self._progress = Progress(executor, self.outbox)
         self._inflight = Inflight()
@@ -65,6 +76,10 @@ class Scheduler:
     def running(self) -> int:
         """Sequences that hold pages."""
         return len(self._decoding) + len(self._prefilling)
+
+    def sequences(self) -> Iterable[Sequence]:
+        """Those that run, decoding ones first."""
+        return chain(self._decoding.values(), self._prefilling.values())
 
     @property
     def has_work(self) -> bool:
@@ -112,13 +127,35 @@ class Scheduler:
     def schedule(self, now: float) -> Step | None:
         """The next step, or None if nothing can run. May end or retract sequences."""
         self._pass += 1
+        self.forecast.step()
+        if len(self.waiting):
+            self._preempt()
         rows: list[Row] = []
         self._add_decodes(rows, now)
-        budget = self.options.prefill_budget(len(rows))
-        budget = self._add_prefills(rows, budget, now)
-        if len(self.waiting) and budget > 0 and self.running < self.options.max_running_requests:
-            self._admit(rows, budget, now)
-        return pack(rows, self.pages.page_size) if rows else None
+        decodes = len(rows)
+        if self._prefilling or len(self.waiting):
+            room = self._allowance(rows)
+            self._add_prefills(rows, room, now)
+            if len(self.waiting) and room.tokens > 0 and self.running < self.options.max_running_requests:
+                self._admit(rows, room, now)
+        return pack(rows, self.pages.page_size, decodes) if rows else None
+
+    def alone(self, row: Row) -> Step:
+        """A step of this one row of a step that failed."""
+        decodes = int(row.sequence.number in self._decoding)
+        return pack([Row(row.sequence, row.start, row.count)], self.pages.page_size, decodes)
+
+    def learn(self, step: Step, seconds: float) -> None:
+        """A step took so long."""
+        self.cost.learn(Work.of(step), seconds)
+
+    def _allowance(self, decodes: list[Row]) -> Allowance:
+        """What prompts may take of the step beside these decodes."""
+        options = self.options
+        tokens = options.max_step_tokens - sum(row.count for row in decodes)
+        if decodes and options.mixed_prefill_tokens is not None:
+            tokens = min(tokens, options.mixed_prefill_tokens)
+        return allowance(self.cost, decodes, tokens, options.itl_target_s)
 
     def _add_decodes(self, rows: list[Row], now: float) -> None:
         size = self.pages.page_size
@@ -133,22 +170,39 @@ class Scheduler:
             sequence.pages.append(page)
         rows.extend(Row(sequence, sequence.computed, 1) for sequence in self._decoding.values())
 
-    def _add_prefills(self, rows: list[Row], budget: int, now: float) -> int:
+    def _add_prefills(self, rows: list[Row], room: Allowance, now: float) -> None:
         for sequence in list(self._prefilling.values()):
-            if budget <= 0:
-                break
-            if sequence.number not in self._prefilling:  # retracted for an earlier one
+            if sequence.number not in self._prefilling:  # retracted or failed for an earlier one
                 continue
-            wanted = min(budget, self.options.chunk, sequence.work)
-            count = self.pages.extend(sequence, wanted)
-            while count <= 0 and not rows and self._retract(spare=sequence):
-                count = self.pages.extend(sequence, wanted)
+            wanted = min(room.room(sequence.computed), self.options.chunk, sequence.work)
+            if wanted <= 0:
+                return
+            count = self._guard(sequence, self._extend, sequence, wanted, rows)
+            if count is None:
+                continue
             if count <= 0 and not rows:
                 self._end_full(sequence, now)
             elif count > 0:
                 rows.append(Row(sequence, sequence.computed, count))
-                budget -= count
-        return budget
+                room.take(sequence.computed, count)
+
+    def _extend(self, sequence: Sequence, wanted: int, rows: list[Row]) -> int:
+        """Pages for up to `wanted` tokens, others' if nothing else could run in this step."""
+        count = self.pages.extend(sequence, wanted)
+        while count <= 0 and not rows and self._retract(spare=sequence):
+            count = self.pages.extend(sequence, wanted)
+        return count
+
+    def _guard(
+        self, sequence: Sequence, action: Callable[P, int | None], *given: P.args, **named: P.kwargs
+    ) -> int | None:
+        """Do something for one sequence; an exception ends its request only. None if so, or if `action` gives it."""
+        try:
+            return action(*given, **named)
+        except Exception as error:
+            logger.exception("request %s failed while it was scheduled", sequence.group.request.request_id)
+            self.fail(sequence.group, _internal(error))
+            return None
 
     def _end_full(self, sequence: Sequence, now: float) -> None:
         """The last running sequence needs more than the whole pool, or than leases leave of it."""
@@ -174,35 +228,52 @@ class Scheduler:
         )
 
     def _retract(self, spare: Sequence | None = None) -> bool:
-        """Requeue one running sequence: fewest generated tokens, then latest admitted. Never the last."""
-        candidates = [*self._decoding.values(), *self._prefilling.values()]
-        if len(candidates) < 2:
+        """Requeue one running sequence for want of pages. Never the last."""
+        victim = victims.for_pages(self.sequences(), spare)
+        if victim is None:
             return False
-        victim = min(
-            (item for item in candidates if item is not spare), key=lambda item: (item.generated, -item.admitted)
-        )
+        self.forecast.retracted()
+        self._requeue(victim)
+        return True
+
+    def _requeue(self, victim: Sequence) -> None:
         self._drop(victim, keep=True)
         victim.retractions += 1
         self.counters.retractions += 1
         self.waiting.push_front(victim)
-        return True
+
+    def _preempt(self) -> None:
+        """Make place for the first of the highest waiting priority, from lower ones that run."""
+        options = self.options
+        first = self.waiting.highest() if options.preemption else None
+        if first is None or self._is_put_off(first, scores.match_limit(first, 0)):
+            return
+        while (victim := victims.for_priority(self.sequences(), first.priority, options.preemptions)) is not None:
+            place = self.running < options.max_running_requests
+            if place and self._demand(first, first.matched) <= self._cache.available():
+                return
+            victim.preemptions += 1
+            self.counters.preemptions += 1
+            self._requeue(victim)
 
     # ---- admission --------------------------------------------------------------------------
 
-    def _admit(self, rows: list[Row], budget: int, now: float) -> None:
+    def _admit(self, rows: list[Row], room: Allowance, now: float) -> None:
         self._refresh()
         for sequence in self.waiting.order(self._pass, now):
-            if budget <= 0 or self.running >= self.options.max_running_requests:
+            if room.room(sequence.matched) <= 0 or self.running >= self.options.max_running_requests:
                 return
-            count = self._try(sequence, budget, now)
+            if sequence.finished:  # a sibling's fault in this pass ended the request
+                continue
+            count = self._guard(sequence, self._try, sequence, room, now)
             if count is None:
                 continue
             if count == 0:
                 return  # whoever is first waits for its pages; smaller ones do not overtake it
             rows.append(Row(sequence, sequence.computed, count))
-            budget -= count
+            room.take(sequence.computed, count)
 
-    def _try(self, sequence: Sequence, budget: int, now: float) -> int | None:
+    def _try(self, sequence: Sequence, room: Allowance, now: float) -> int | None:
         """Tokens of the sequence's first chunk; 0 if pages are short, None if it is put off or has ended.
 
         After a retraction the page check keeps everybody out until something ends: the victim is first in the
@@ -217,16 +288,32 @@ class Scheduler:
         sequence.matched, sequence.matched_version = len(pages) * self.pages.page_size, self.pages.version
         self._cache.lock(node)
         self.pages.attach(sequence, node, pages)
-        if self.running and self.pages.missing(sequence) + self._reserve() > self._cache.available():
+        if self.running and self._demand(sequence, 0) > self._cache.available():
             self.pages.release(sequence, keep=False)
             return 0
-        count = self.pages.extend(sequence, min(budget, self.options.chunk, sequence.work))
+        # Even a step that is full by its seconds gives one token to whoever hits nearly all of its prompt.
+        wanted = max(min(room.room(sequence.computed), self.options.chunk, sequence.work), 1)
+        count = self.pages.extend(sequence, wanted)
         if count <= 0:  # alone, and still no room
             self.pages.release(sequence, keep=False)
             self._end_full(sequence, now)
             return None
         self._start(sequence, known, now)
         return count
+
+    def _demand(self, sequence: Sequence, cached: int) -> int:
+        """Pages that must be available to admit a sequence of which `cached` further tokens are in the tree.
+
+        Its own tokens and expected growth, the rest of running prefills, and the expected growth of what runs.
+        """
+        size = self.pages.page_size
+        own = (
+            self.pages.missing(sequence)
+            - cached // size
+            + int(self.forecast.left(sequence) * self.forecast.share / size)
+        )
+        prefills = sum(max(self.pages.missing(item), 0) for item in self._prefilling.values())
+        return own + prefills + self.forecast.pages(self.sequences(), size)
 
     def _start(self, sequence: Sequence, known: list[float], now: float) -> None:
         self.waiting.remove(sequence)
@@ -248,11 +335,6 @@ class Scheduler:
         if known:
             self._progress.report_stored(sequence, known)
 
-    def _reserve(self) -> int:
-        """Pages spoken for: the rest of running prefills, and one for each running sequence to grow."""
-        prefills = sum(max(self.pages.missing(item), 0) for item in self._prefilling.values())
-        return prefills + len(self._decoding)
-
     def _is_put_off(self, sequence: Sequence, limit: int) -> bool:
         """Whether to wait for a page that another sequence is computing right now."""
         if not len(self._inflight) or sequence.share_waits >= self.options.share_wait_steps:
@@ -270,7 +352,8 @@ class Scheduler:
         version, left = self.pages.version, REFRESHES
         for sequence in self.waiting.window():
             if sequence.matched_version != version:
-                sequence.matched, sequence.matched_version = self._estimate(sequence), version
+                found = self._guard(sequence, self._estimate, sequence)
+                sequence.matched, sequence.matched_version = found or 0, version
                 left -= 1
                 if left == 0:
                     return
@@ -292,7 +375,7 @@ class Scheduler:
             except EngineError as error:
                 self.fail(group, error)
             except Exception as error:
-                self.fail(group, InternalError(f"the request failed in the engine: {type(error).__name__}: {error}"))
+                self.fail(group, _internal(error))
 
     def fail_step(self, step: Step, error: EngineError) -> None:
         """The executor failed: end the requests of the step; what was computed before stays cached."""
@@ -307,7 +390,7 @@ class Scheduler:
         sequence.computed = row.start + row.count
         if row.sampled and sequence.number in self._decoding:
             if self._progress.advance(sequence, results[0], now):
-                self._drop(sequence, keep=True)
+                self._finish(sequence)
             return
         before = sequence.full
         self.pages.publish(sequence)
@@ -324,7 +407,7 @@ class Scheduler:
             self._drop(sequence, keep=True)
             self._progress.end(sequence, FinishReason.LENGTH, now)
         elif self._progress.advance(sequence, results[-1], now):
-            self._drop(sequence, keep=True)
+            self._finish(sequence)
 
     def _score(self, row: Row, results: list[RowResult]) -> None:
         sequence = row.sequence
@@ -334,14 +417,27 @@ class Scheduler:
             sequence.scores = []
 
     def _drop(self, sequence: Sequence, *, keep: bool) -> None:
-        """Take a sequence out of queue and batch and give its pages back."""
-        was_running = self._decoding.pop(sequence.number, None) or self._prefilling.pop(sequence.number, None)
-        if was_running is None:
+        """Take a sequence out of queue and batch and give its pages back, whatever its state."""
+        if self._decoding.pop(sequence.number, None) is None and self._prefilling.pop(sequence.number, None) is None:
             self.waiting.remove(sequence)
-            return
         self._inflight.drop(sequence)
-        self.pages.release(sequence, keep=keep)
+        try:
+            self.pages.release(sequence, keep=keep)
+        except Exception:
+            # A backend that can't take pages back must not keep a request from its end; the audit will tell.
+            logger.exception("pages of request %s can't be given back", sequence.group.request.request_id)
+
+    def _finish(self, sequence: Sequence) -> None:
+        """A sequence ended by itself."""
+        self.forecast.ended(sequence.generated)
+        self._drop(sequence, keep=True)
 
 
 def _groups(rows: Iterable[Row]) -> list[Group]:
     return list({id(row.sequence.group): row.sequence.group for row in rows}.values())
+
+
+def _internal(error: Exception) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    return InternalError(f"the request failed in the engine: {type(error).__name__}: {error}")

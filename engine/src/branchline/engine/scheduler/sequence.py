@@ -42,6 +42,8 @@ class Group:
     failed: bool = False
     lease: LeaseReport | None = None  # not yet told
     lease_node: int | None = None  # locked for the request's life
+    places: int = 0  # of the worker's limits; guarded by the loop's condition
+    given_up: bool = False  # answered from outside the loop, whose news are no longer sent
 
 
 @dataclass(slots=True, eq=False)
@@ -81,12 +83,18 @@ class Sequence:
     matched: int = 0  # estimate of cached tokens while waiting
     matched_version: int = -1
     share_waits: int = 0
-    retractions: int = 0
+    retractions: int = 0  # preemptions included
+    preemptions: int = 0  # retractions in favour of a higher priority
     finished: bool = False
     owed: str = ""  # text of a resumed output that its reader does not have yet
     # times, seconds on the loop's clock
     scheduled_s: float | None = None
     first_token_s: float | None = None
+
+    @property
+    def priority(self) -> int:
+        """Scheduling class; higher first."""
+        return self.group.request.priority
 
     @property
     def generated(self) -> int:

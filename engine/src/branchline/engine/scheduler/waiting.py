@@ -1,8 +1,10 @@
 """The waiting sequences and the order in which they are tried.
 
-Retracted sequences come first, oldest retraction last in. The others are ordered by a score: their cached
-prefix is a bonus in [0, 1], their waiting a growing one that reaches 1 after `aging_passes` passes or
-`aging_seconds`. So a sequence yields only to those that came within that bound after it.
+A sequence's rank is its priority, its cached prefix as a bonus in [0, 1] and its waiting, which reaches 1 after
+`aging_passes` passes or `aging_seconds`, and one whole priority after `priority_aging_seconds`. So a sequence
+yields to others of its priority only if they came within the first bound after it, and to those of a priority
+higher by k only if they came within k times the second one more. Retracted ones go before all others of their
+priority and below.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from itertools import islice
 from branchline.engine.scheduler.options import SchedulerOptions
 from branchline.engine.scheduler.sequence import Sequence
 
-WINDOW = 256  # of the oldest; bounds the cost of a pass
+WINDOW = 256  # sequences looked at; bounds the cost of a pass
 
 
 class WaitingQueue:
@@ -22,6 +24,7 @@ class WaitingQueue:
     def __init__(self, options: SchedulerOptions) -> None:
         self._options = options
         self._fresh: dict[int, Sequence] = {}
+        self._classes: dict[int, dict[int, Sequence]] = {}  # the same by priority
         self._resumed: dict[int, Sequence] = {}
         self.tokens = 0  # of all waiting sequences
 
@@ -36,38 +39,71 @@ class WaitingQueue:
         """Append a newcomer."""
         sequence.enqueued_pass, sequence.enqueued_s = pass_number, now
         self._fresh[sequence.number] = sequence
+        self._classes.setdefault(sequence.priority, {})[sequence.number] = sequence
         self.tokens += len(sequence.tokens)
 
     def push_front(self, sequence: Sequence) -> None:
-        """Put a retracted sequence before all others."""
+        """Put a retracted sequence before all others of its priority."""
         self._resumed = {sequence.number: sequence, **self._resumed}
         self.tokens += len(sequence.tokens)
 
     def remove(self, sequence: Sequence) -> bool:
         """Take a sequence out; whether it was there."""
-        found = self._fresh.pop(sequence.number, None) or self._resumed.pop(sequence.number, None)
-        if found is not None:
-            self.tokens -= len(sequence.tokens)
-        return found is not None
+        number = sequence.number
+        if self._fresh.pop(number, None) is not None:
+            alike = self._classes[sequence.priority]
+            del alike[number]
+            if not alike:
+                del self._classes[sequence.priority]
+        elif self._resumed.pop(number, None) is None:
+            return False
+        self.tokens -= len(sequence.tokens)
+        return True
 
     def window(self) -> list[Sequence]:
-        """The oldest newcomers, in order of arrival."""
-        return list(islice(self._fresh.values(), WINDOW))
-
-    def resumed(self) -> list[Sequence]:
-        """Retracted sequences, next one first."""
-        return list(self._resumed.values())
+        """Newcomers in order of arrival: the oldest, half of them replaced by the first of high priorities."""
+        if len(self._classes) <= 1:
+            return list(islice(self._fresh.values(), WINDOW))
+        chosen = {sequence.number: sequence for sequence in islice(self._fresh.values(), WINDOW // 2)}
+        for priority in sorted(self._classes, reverse=True):
+            for sequence in islice(self._classes[priority].values(), WINDOW // 2):
+                if len(chosen) >= WINDOW:
+                    break
+                chosen[sequence.number] = sequence
+        return sorted(chosen.values(), key=lambda sequence: (sequence.enqueued_pass, sequence.number))
 
     def order(self, pass_number: int, now: float) -> list[Sequence]:
-        """Who to try in this pass, first one first. Equal scores keep the order of arrival."""
+        """Who to try in this pass, first one first. Equal ranks keep the order of arrival."""
         options = self._options
         cap, passes, seconds = options.locality_cap_tokens, options.aging_passes, options.aging_seconds
+        level = options.priority_aging_seconds / seconds
 
-        def score(sequence: Sequence) -> float:
+        def rank(sequence: Sequence) -> float:
             waited = max((pass_number - sequence.enqueued_pass) / passes, (now - sequence.enqueued_s) / seconds)
-            return -waited - min(sequence.matched, cap) / cap
+            return -waited - min(sequence.matched, cap) / cap - sequence.priority * level
 
-        return self.resumed() + sorted(self.window(), key=score)
+        fresh = sorted(self.window(), key=rank)
+        return self._merge(fresh) if self._resumed else fresh
+
+    def _merge(self, fresh: list[Sequence]) -> list[Sequence]:
+        """Each retracted one before the first newcomer of no higher priority."""
+        merged: list[Sequence] = []
+        at = 0
+        for sequence in sorted(self._resumed.values(), key=lambda one: -one.priority):
+            while at < len(fresh) and fresh[at].priority > sequence.priority:
+                merged.append(fresh[at])
+                at += 1
+            merged.append(sequence)
+        return merged + fresh[at:]
+
+    def highest(self) -> Sequence | None:
+        """The next sequence of the highest priority that waits, however long others have."""
+        top = max(self._classes, default=None)
+        first = None if top is None else next(iter(self._classes[top].values()))
+        resumed = max(self._resumed.values(), key=lambda one: one.priority, default=None)
+        if resumed is not None and (first is None or resumed.priority >= first.priority):
+            return resumed
+        return first
 
     def oldest_s(self) -> float | None:
         """When the longest waiting newcomer came; None if there is none."""

@@ -6,6 +6,7 @@ executor it builds.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,14 +28,12 @@ if TYPE_CHECKING:
     from branchline.engine.model.source import LoadedModel
 
 Progress = Callable[[str, int, int], None]
-
-MIXED_PREFILL_TOKENS = 128
-"""On CPUs a step of 8 decodes takes about 3 times as long with so many prompt tokens, and 9 times with 512."""
+CLOSE_S = 5.0  # for the step that runs when everything is closed
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Everything that serves, built and not yet started. `close` after the loop is closed."""
+    """Everything that serves, built and not yet started."""
 
     loop: EngineLoop
     model: ModelInfo
@@ -42,9 +41,9 @@ class Engine:
     components: tuple[str, ...]
 
     def close(self) -> None:
-        """Stop the loop and release the model. Idempotent."""
-        self.loop.close()
-        self.executor.close()
+        """Stop the loop and, unless a step does not end, release the model. Idempotent."""
+        if self.loop.close(step_s=CLOSE_S):
+            self.executor.close()
 
 
 def build(config: EngineConfig, progress: Progress) -> Engine:
@@ -62,7 +61,7 @@ def build(config: EngineConfig, progress: Progress) -> Engine:
     backend = "none" if config.disable_radix_cache else config.radix_cache_backend
     cache = build_cache(backend, CacheContext(pages, config.page_size))
     options = LoopOptions(
-        _scheduler_options(config, context_length, plan.device),
+        _scheduler_options(config, context_length),
         loaded.spec.eos_ids,
         lease_budget=config.lease_budget,
         lease_tenant_budget=config.lease_tenant_budget,
@@ -111,17 +110,18 @@ def _vocabulary(spec: ModelSpec) -> _native.Vocabulary:
         raise LoadError(f"the model's tokenizer can't be used: {error}", field="model") from None
 
 
-def _scheduler_options(config: EngineConfig, context_length: int, device: str) -> SchedulerOptions:
-    mixed = config.mixed_prefill_tokens
-    if mixed is None:
-        mixed = 0 if device.startswith("cuda") else MIXED_PREFILL_TOKENS
+def _scheduler_options(config: EngineConfig, context_length: int) -> SchedulerOptions:
+    target = config.itl_target_ms
     return SchedulerOptions(
         max_running_requests=config.max_running_requests,
         max_queued_requests=config.max_queued_requests,
         max_step_tokens=config.max_step_tokens,
         prefill_chunk=config.prefill_chunk or None,
-        mixed_prefill_tokens=mixed or None,
+        mixed_prefill_tokens=config.mixed_prefill_tokens or None,
+        itl_target_s=None if target is None else target / 1e3 or math.inf,
         context_length=context_length,
+        priority_aging_seconds=config.priority_aging,
+        preemption=config.priority_preemption,
     )
 
 
@@ -141,6 +141,7 @@ def _describe(
         weight_version=config.weight_version,
         max_request_tokens=min(pages * config.page_size, context_length),
         executor=plan.executor,
+        output_promise=output_promise(plan),
         eos_ids=spec.eos_ids,
         bos_id=spec.bos_id,
         default_sampling=_sampling(spec),
@@ -150,6 +151,15 @@ def _describe(
         eos_token=spec.tokenizer.eos_token,
         pad_token=spec.tokenizer.pad_token,
     )
+
+
+def output_promise(plan: hardware.Plan) -> str:
+    """What a repeated request may rely on, whatever else the worker does; see docs/determinism.md."""
+    if plan.executor == "native":
+        return "bitwise"
+    if plan.executor == "torch" and plan.device == "cpu" and plan.dtype == "float32":
+        return "near-ties"
+    return "seed"
 
 
 def _sampling(spec: ModelSpec) -> SamplingParams:

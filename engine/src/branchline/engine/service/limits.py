@@ -21,6 +21,7 @@ MAX_CHOSEN_LOGPROBS = 1024
 MAX_KEY_BYTES = 4096
 MAX_TENANT_BYTES = 128
 MAX_TTL_MS = 86_400_000
+MAX_PRIORITY = 100  # either way
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class ModelInfo:
     weight_version: str
     max_request_tokens: int  # prompt plus output that the KV pool can hold
     executor: str
+    output_promise: str = "seed"  # bitwise, near-ties or seed
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     default_sampling: SamplingParams = field(default_factory=SamplingParams)

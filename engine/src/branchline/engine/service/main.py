@@ -1,7 +1,7 @@
 """One engine process: build, listen, say so, serve until a signal, drain, leave.
 
 Owns stdout (one JSON line when ready) and the progress lines on stderr; exit codes: 0 after a drain, 1 if a
-second signal cut it short, 2 if it can't start.
+second signal cut it short or a step did not end, 2 if it can't start.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from branchline.engine.options import public
 from branchline.engine.service import assembly
 from branchline.engine.service.server import EngineServer, ServerOptions
 from branchline.engine.service.servicer import EngineServicer
+from branchline.engine.service.watchdog import Watchdog
 from branchline.registry import RegistryError
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,8 @@ async def _serve(config: EngineConfig, engine: assembly.Engine, progress: Progre
     server = EngineServer(servicer, _server_options(config))
     stop = _stop_event()
     engine.loop.start()
+    watchdog = Watchdog(engine.loop, config.step_timeout, config.stall_dump_dir)
+    watchdog.start()
     await server.start()
     gc.collect()
     gc.freeze()  # what is loaded stays: no later collection walks it in the middle of a step
@@ -122,7 +125,12 @@ async def _serve(config: EngineConfig, engine: assembly.Engine, progress: Progre
     print(json.dumps(ready), flush=True)
     await stop.wait()
     progress.say(f"draining, at most {config.drain_timeout:g} s")
-    await server.drain(config.drain_timeout)
+    ended = await server.drain(config.drain_timeout)
+    watchdog.stop()
+    if not ended:
+        progress.say("stopped while a step does not end")
+        sys.stderr.flush()
+        os._exit(1)  # the executor's threads can't be joined
     progress.say("stopped")
     return 0
 

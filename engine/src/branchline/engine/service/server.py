@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 HEALTH_INTERVAL_S = 0.25
+STEP_S = 10.0  # for the step that runs when the time to drain is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,17 @@ class EngineServer:
             return False
         return age_ms <= self._options.step_timeout_s * 1000
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take no more requests, let live ones end within the timeout, abort the rest, then stop."""
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no more requests, let live ones end within the timeout, abort the rest, then stop.
+
+        False if a step did not end within STEP_S more: its requests have had their errors all the same.
+        """
         self._servicer.draining = True
         await self._report()
-        await asyncio.to_thread(self._servicer.loop.close, timeout_s)
+        ended = await asyncio.to_thread(self._servicer.loop.close, timeout_s, STEP_S)
         self._servicer.end_streams()
         await self.stop(1.0)
+        return ended
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the port and, after the grace, every stream. Idempotent."""

@@ -140,6 +140,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
             default_sampling=wire.to_sampling(model.default_sampling),
             max_request_tokens=model.max_request_tokens,
             executor=model.executor,
+            output_promise=model.output_promise,
         )
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
@@ -277,4 +278,5 @@ def _cache_stats(stats: LoopStats) -> pb.CacheStats:
         pages_leased=stats.pages_leased,
         leases=stats.leases,
         lease_budget_pages=stats.lease_budget_pages,
+        preemptions=stats.preemptions,
     )

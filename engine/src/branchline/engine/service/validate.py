@@ -54,6 +54,7 @@ def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceE
         arrival_s=now,
         lease=_lease(message, sampling),
         resume=resume,
+        priority=_priority(message),
     )
 
 
@@ -82,8 +83,6 @@ def _refuse_later(message: pb.GenerateRequest) -> None:
     for name in _LATER:
         if message.HasField(name):
             raise Unimplemented(f"{name} is not implemented by this worker: leave it out", field=name)
-    if message.HasField("priority") and message.priority != 0:
-        raise Unimplemented(f"priority {message.priority} is not implemented: only 0 is", field="priority")
     if message.cache_namespace.HasField("adapter"):
         raise Unimplemented(
             f"adapter {message.cache_namespace.adapter!r} is not implemented: leave it out",
@@ -302,6 +301,15 @@ def _namespace(given: pb.CacheNamespace, model: ModelInfo, encode: NamespaceEnco
                 field=f"cache_namespace.{name}",
             )
     return encode(salt, extra, None, model.weight_version)
+
+
+def _priority(message: pb.GenerateRequest) -> int:
+    if not -limits.MAX_PRIORITY <= message.priority <= limits.MAX_PRIORITY:
+        raise InvalidArgument(
+            f"priority is {message.priority}: it must be in [-{limits.MAX_PRIORITY}, {limits.MAX_PRIORITY}]",
+            field="priority",
+        )
+    return int(message.priority)
 
 
 def _deadline(message: pb.GenerateRequest, now: float) -> float | None:

@@ -402,7 +402,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_path", "served_model_names", "architecture", "vocab_size", "context_length", "eos_token_ids", "bos_token_id", "page_size", "dtype", "numerics_id", "weight_version", "default_sampling", "max_request_tokens", "executor")
+    __slots__ = ("model_path", "served_model_names", "architecture", "vocab_size", "context_length", "eos_token_ids", "bos_token_id", "page_size", "dtype", "numerics_id", "weight_version", "default_sampling", "max_request_tokens", "executor", "output_promise")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -417,6 +417,7 @@ class GetModelInfoResponse(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_PROMISE_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     served_model_names: _containers.RepeatedScalarFieldContainer[str]
     architecture: str
@@ -431,7 +432,8 @@ class GetModelInfoResponse(_message.Message):
     default_sampling: SamplingParams
     max_request_tokens: int
     executor: str
-    def __init__(self, model_path: _Optional[str] = ..., served_model_names: _Optional[_Iterable[str]] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., page_size: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics_id: _Optional[str] = ..., weight_version: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_request_tokens: _Optional[int] = ..., executor: _Optional[str] = ...) -> None: ...
+    output_promise: str
+    def __init__(self, model_path: _Optional[str] = ..., served_model_names: _Optional[_Iterable[str]] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., page_size: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics_id: _Optional[str] = ..., weight_version: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_request_tokens: _Optional[int] = ..., executor: _Optional[str] = ..., output_promise: _Optional[str] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
@@ -460,7 +462,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., engine_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., options_json: _Optional[str] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., load: _Optional[_Union[GetLoadResponse, _Mapping]] = ..., steps: _Optional[int] = ..., scheduler_ms_per_step: _Optional[float] = ..., components: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CacheStats(_message.Message):
-    __slots__ = ("page_size", "pages_total", "pages_free", "pages_evictable", "pages_protected", "pages_private", "prompt_tokens", "cached_tokens", "lookups", "hits", "evicted_pages", "retractions", "pages_leased", "leases", "lease_budget_pages", "host_pages_total", "host_pages_used", "host_stored_pages", "host_fetched_pages")
+    __slots__ = ("page_size", "pages_total", "pages_free", "pages_evictable", "pages_protected", "pages_private", "prompt_tokens", "cached_tokens", "lookups", "hits", "evicted_pages", "retractions", "pages_leased", "leases", "lease_budget_pages", "host_pages_total", "host_pages_used", "host_stored_pages", "host_fetched_pages", "preemptions")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
@@ -480,6 +482,7 @@ class CacheStats(_message.Message):
     HOST_PAGES_USED_FIELD_NUMBER: _ClassVar[int]
     HOST_STORED_PAGES_FIELD_NUMBER: _ClassVar[int]
     HOST_FETCHED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     pages_total: int
     pages_free: int
@@ -499,7 +502,8 @@ class CacheStats(_message.Message):
     host_pages_used: int
     host_stored_pages: int
     host_fetched_pages: int
-    def __init__(self, page_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_evictable: _Optional[int] = ..., pages_protected: _Optional[int] = ..., pages_private: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., evicted_pages: _Optional[int] = ..., retractions: _Optional[int] = ..., pages_leased: _Optional[int] = ..., leases: _Optional[int] = ..., lease_budget_pages: _Optional[int] = ..., host_pages_total: _Optional[int] = ..., host_pages_used: _Optional[int] = ..., host_stored_pages: _Optional[int] = ..., host_fetched_pages: _Optional[int] = ...) -> None: ...
+    preemptions: int
+    def __init__(self, page_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_evictable: _Optional[int] = ..., pages_protected: _Optional[int] = ..., pages_private: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., evicted_pages: _Optional[int] = ..., retractions: _Optional[int] = ..., pages_leased: _Optional[int] = ..., leases: _Optional[int] = ..., lease_budget_pages: _Optional[int] = ..., host_pages_total: _Optional[int] = ..., host_pages_used: _Optional[int] = ..., host_stored_pages: _Optional[int] = ..., host_fetched_pages: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

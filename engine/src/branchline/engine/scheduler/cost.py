@@ -1,0 +1,156 @@
+"""What a step takes: a model of its seconds, learnt from the steps that ran, and how much of a prompt fits a target.
+
+Steps of decodes alone and steps with prompts are weighed apart, so that a long stretch of one kind does not wear
+out what was learnt of the other. Owns no clock: the loop tells how long each step took.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from branchline.engine.scheduler.batch import Row, Step
+
+TERMS = 5  # constant, decode tokens, their context, prompt tokens, their context
+MEMORY = (0.97, 0.9)  # what a new sample leaves of the older ones: decodes alone, with prompts
+SLACK = 3.0  # a step with prompts may take so many times the step of its decodes alone
+LEAST_TOKENS = 16  # of prompts in a step, however slow: prompts always get on
+UNKNOWN_TOKENS = 64  # of prompts beside decodes while nothing has been learnt
+_CONTEXT = 1e-3  # contexts are counted in thousands, so that all terms are of like size
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What decides a step's time. Contexts are summed over the tokens that read them."""
+
+    decodes: int = 0
+    decode_context: int = 0
+    prompts: int = 0
+    prompt_context: float = 0.0
+
+    @staticmethod
+    def of(step: Step) -> Work:
+        """The work of a packed step."""
+        context = sum(row.start for row in step.rows[: step.decodes])
+        tokens = sum(row.count for row in step.rows[: step.decodes])
+        prompts, over = 0, 0.0
+        for row in step.rows[step.decodes :]:
+            prompts += row.count
+            over += row.count * (row.start + row.count / 2)
+        return Work(tokens, context, prompts, over)
+
+    def terms(self) -> tuple[float, ...]:
+        """The model's variables."""
+        return (
+            1.0,
+            float(self.decodes),
+            self.decode_context * _CONTEXT,
+            float(self.prompts),
+            self.prompt_context * _CONTEXT,
+        )
+
+
+class StepCost:
+    """Seconds of a step as a non-negative linear function of its work, fitted by relative error.
+
+    Relative, so that one step held up by another process weighs no more than any other.
+    """
+
+    def __init__(self) -> None:
+        self._gram = [np.zeros((TERMS, TERMS)), np.zeros((TERMS, TERMS))]
+        self._right = [np.zeros(TERMS), np.zeros(TERMS)]
+        self._rates = np.zeros(TERMS)
+        self._stale = False
+        self.samples = [0, 0]
+
+    def learn(self, work: Work, seconds: float) -> None:
+        """Take in one step. One that took no time, as under a still clock, says nothing."""
+        if not 0.0 < seconds < math.inf:
+            return
+        kind = 1 if work.prompts else 0
+        row = np.array(work.terms()) / seconds
+        self._gram[kind] *= MEMORY[kind]
+        self._gram[kind] += np.outer(row, row)
+        self._right[kind] *= MEMORY[kind]
+        self._right[kind] += row
+        self.samples[kind] += 1
+        self._stale = True
+
+    def rates(self) -> tuple[float, ...]:
+        """Seconds a unit of each term."""
+        if self._stale:
+            self._fit()
+        return tuple(float(rate) for rate in self._rates)
+
+    def seconds(self, work: Work) -> float:
+        """What a step of this work is expected to take; 0 before anything was learnt."""
+        return sum(rate * term for rate, term in zip(self.rates(), work.terms(), strict=True))
+
+    def _fit(self) -> None:
+        self._stale = False
+        gram, right = self._gram[0] + self._gram[1], self._right[0] + self._right[1]
+        active = [term for term in range(TERMS) if gram[term, term] > 0]
+        rates = np.zeros(TERMS)
+        while active:
+            part = gram[np.ix_(active, active)]
+            # A little of each variance: terms that never varied apart share what they explain.
+            part = part + np.diag(np.diag(part) * 1e-4)
+            found = np.linalg.solve(part, right[active])
+            if found.min() >= 0:
+                rates[active] = found
+                break
+            del active[int(found.argmin())]
+        self._rates = rates
+
+
+class Allowance:
+    """What is left of one step for prompts: tokens, and seconds where others decode."""
+
+    def __init__(self, tokens: int, seconds: float | None = None, rates: tuple[float, ...] = ()) -> None:
+        self.tokens = tokens
+        self._seconds = seconds
+        self._token, self._context = (rates[3], rates[4] * _CONTEXT) if rates else (0.0, 0.0)
+        self._begun = False
+
+    def room(self, start: int) -> int:
+        """Tokens that one prompt may compute now from position `start` on; 0 if the step is full."""
+        if self._seconds is None or self.tokens <= 0:
+            return max(self.tokens, 0)
+        fits = self._fits(start)
+        if fits < LEAST_TOKENS:  # nothing, or crumbs that cost more than they bring
+            fits = 0 if self._begun else LEAST_TOKENS
+        return min(fits, self.tokens)
+
+    def take(self, start: int, count: int) -> None:
+        """A prompt computes `count` tokens from `start` on."""
+        self.tokens -= count
+        self._begun = True
+        if self._seconds is not None:
+            self._seconds -= count * (self._token + self._context * (start + count / 2))
+
+    def _fits(self, start: int) -> int:
+        """The largest count whose seconds are left: the positive root of its cost, which is quadratic."""
+        assert self._seconds is not None, "only asked for where seconds count"
+        linear = self._token + self._context * start
+        half = self._context / 2
+        if self._seconds <= 0:
+            return 0
+        if half * self._seconds < 1e-12 * linear * linear:
+            return self.tokens if linear <= 0 else min(int(self._seconds / linear), self.tokens)
+        root = (math.sqrt(linear * linear + 4 * half * self._seconds) - linear) / (2 * half)
+        return min(int(root), self.tokens)
+
+
+def allowance(cost: StepCost, rows: list[Row], tokens: int, target_s: float | None) -> Allowance:
+    """What prompts may take beside the decoding `rows`. `target_s` None: SLACK times a step without prompts;
+    infinite: no bound but `tokens`."""
+    if not rows or target_s == math.inf:
+        return Allowance(tokens)
+    rates = cost.rates()
+    if rates[3] <= 0 and rates[4] <= 0:
+        return Allowance(min(tokens, UNKNOWN_TOKENS))
+    alone = cost.seconds(Work(sum(row.count for row in rows), sum(row.start for row in rows)))
+    limit = SLACK * alone if target_s is None else target_s
+    return Allowance(tokens, max(limit - alone, 0.0), rates)
