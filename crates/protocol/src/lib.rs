@@ -39,4 +39,7 @@ pub struct Limits {
     pub vocab_size: u32,
     /// Prompt plus output may not exceed this many tokens.
     pub context_length: u32,
+    /// Prompt plus output that the workers' KV pool can hold; what it does not hold is cut off, or refused if
+    /// already the prompt is too long.
+    pub pool_tokens: u32,
 }

@@ -4,11 +4,12 @@ use branchline_core::{Error, Result};
 use serde_json::Value;
 
 use crate::fields::{Fields, as_tokens, wrong};
-use crate::refused::unimplemented;
 use crate::{LeaseAsk, Limits, MAX_BATCH};
 
 const MAX_ID_BYTES: usize = 128;
 const MAX_KEY_BYTES: usize = 1024;
+/// Scheduling classes that a request may ask for.
+const PRIORITIES: std::ops::RangeInclusive<i64> = -100..=100;
 
 /// One prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub struct Routing {
     pub cache_salt: Option<String>,
     /// Free key of the caller.
     pub extra_key: Option<String>,
-    /// Only 0 is accepted.
+    /// Higher first; within [`PRIORITIES`].
     pub priority: Option<i32>,
     /// A prefix to hold or to hit.
     pub lease: Option<LeaseAsk>,
@@ -36,12 +37,9 @@ impl Routing {
     /// Reads the fields, which all families share.
     ///
     /// # Errors
-    /// `InvalidArgument` for wrong types and over-long keys, `Unimplemented` for a priority other than 0.
+    /// `InvalidArgument` for wrong types, over-long keys and a priority outside [`PRIORITIES`].
     pub fn read(fields: &Fields<'_>) -> Result<Self> {
-        let priority = fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?;
-        if priority.is_some_and(|priority| priority != 0) {
-            return Err(unimplemented(&fields.path("priority"), "only 0 is served; leave it out"));
-        }
+        let priority = fields.integer("priority", PRIORITIES)?;
         Ok(Self {
             cache_salt: key(fields, "cache_salt")?,
             extra_key: key(fields, "extra_key")?,
@@ -133,7 +131,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    const LIMITS: Limits = Limits { vocab_size: 100, context_length: 10 };
+    const LIMITS: Limits = Limits { vocab_size: 100, context_length: 10, pool_tokens: 10 };
 
     #[test]
     fn all_four_forms_of_a_prompt_are_read() {
@@ -165,10 +163,15 @@ mod tests {
     }
 
     #[test]
-    fn only_priority_zero_is_served() {
+    fn priorities_are_small_integers() {
         let read = |value: Value| Routing::read(&Fields::of(&value, "").unwrap());
-        assert_eq!(read(json!({"priority": 0})).unwrap().priority, Some(0));
-        assert_eq!(read(json!({"priority": 1})).unwrap_err().field.as_deref(), Some("priority"));
+        for given in [0, 1, -100, 100] {
+            assert_eq!(read(json!({"priority": given})).unwrap().priority, Some(given));
+        }
+        assert_eq!(read(json!({})).unwrap().priority, None);
+        for wrong in [json!(101), json!(-101), json!(1.5), json!("1"), json!(true)] {
+            assert_eq!(read(json!({"priority": wrong})).unwrap_err().field.as_deref(), Some("priority"), "{wrong}");
+        }
     }
 
     #[test]

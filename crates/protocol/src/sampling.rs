@@ -130,6 +130,16 @@ impl Sampling {
                 ),
             ));
         }
+        let pool = limits.pool_tokens as usize;
+        if prompt_tokens + least > pool {
+            return Err(Error::invalid(
+                names.prompt,
+                format!(
+                    "the prompt has {prompt_tokens} tokens and the worker's KV pool holds {pool}, prompt and output \
+                     together; shorten the prompt, or start the worker with a larger --max-total-tokens"
+                ),
+            ));
+        }
         let room = context - prompt_tokens;
         match self.max_tokens {
             Some(limit) if limit as usize > room => Err(Error::invalid(
@@ -265,7 +275,7 @@ mod tests {
     use branchline_core::ErrorCode;
     use serde_json::json;
 
-    const LIMITS: Limits = Limits { vocab_size: 49152, context_length: 100 };
+    const LIMITS: Limits = Limits { vocab_size: 49152, context_length: 100, pool_tokens: 100 };
 
     fn read(value: Value) -> Result<Sampling> {
         Sampling::read(&Fields::of(&value, "").unwrap(), Dialect::OpenAi, LIMITS)

@@ -41,12 +41,55 @@ def test_one_sequence_with_unusable_logits_ends_all_n_with_one_error() -> None:
 
 
 @pytest.mark.parametrize("when", [1, 2, 4])
-def test_a_failing_step_ends_its_requests_and_the_loop_goes_on(when: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_fails_once_costs_nobody_anything(when: int, caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine(max_running_requests=2)
-    engine.executor.faults[when] = RuntimeError("device lost")
+    engine.executor.faults[when] = RuntimeError("a hiccup")
     for number in range(3):
         engine.submit(f"r{number}", ids(10, number), max_tokens=6, ignore_eos=True)
     with caplog.at_level(logging.ERROR):
+        engine.finish()
+    assert not engine.errors and "a hiccup" in caplog.text
+    for number in range(3):
+        assert engine.answers[f"r{number}", 0].token_ids == expected(ids(10, number), 6)
+
+
+def test_a_request_that_breaks_every_step_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(pages=256, max_running_requests=8)
+    poison = 41
+    good = [p for seed in range(400) if poison not in (p := ids(9, seed)) + expected(p, 12)][:6]
+    engine.executor.poison = {poison}
+    for number, prompt in enumerate(good):
+        engine.submit(f"good-{number}", prompt, max_tokens=12, ignore_eos=True)
+    engine.step(3)
+    engine.submit("bad", [*good[0][:5], poison, 3], n=2, max_tokens=12, ignore_eos=True)
+    with caplog.at_level(logging.ERROR):
+        engine.finish()
+    assert set(engine.errors) == {"bad"}
+    assert engine.errors["bad"].code is ErrorCode.INTERNAL and "poisoned kernel" in engine.errors["bad"].message
+    for number, prompt in enumerate(good):
+        assert engine.answers[f"good-{number}", 0].token_ids == expected(prompt, 12)
+
+
+def test_a_lost_executor_is_not_asked_for_every_row_again(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(pages=512, max_running_requests=64)
+    for number in range(40):
+        engine.submit(f"r{number}", ids(4, number), max_tokens=6, ignore_eos=True)
+    engine.executor.lost = True
+    with caplog.at_level(logging.ERROR):
+        engine.step()
+    assert len(engine.errors) == 40 and engine.executor.steps == 1 + 4
+
+
+@pytest.mark.parametrize("when", [1, 2, 4])
+def test_a_failing_step_ends_its_requests_and_the_loop_goes_on(when: int, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(max_running_requests=2)
+    for number in range(3):
+        engine.submit(f"r{number}", ids(10, number), max_tokens=6, ignore_eos=True)
+    engine.step(when - 1)
+    engine.executor.lost = True
+    with caplog.at_level(logging.ERROR):
+        engine.step()
+        engine.executor.lost = False
         engine.finish()
     assert set(engine.errors) == {"r0", "r1"}
     assert engine.errors["r0"].code is ErrorCode.INTERNAL and "device lost" in engine.errors["r0"].message

@@ -72,7 +72,7 @@ CASES: dict[str, tuple[pb.GenerateRequest, grpc.StatusCode, str, str]] = {
         WRONG, "cache_namespace.cache_salt", "4097",
     ),
     "no time": (with_fields(deadline_ms=0), WRONG, "deadline_ms", "deadline_ms is 0"),
-    "priority": (with_fields(priority=2), LATER, "priority", "priority 2"),
+    "priority": (with_fields(priority=101), WRONG, "priority", "priority is 101"),
     "adapter": (
         with_fields(cache_namespace=pb.CacheNamespace(adapter="")), LATER, "cache_namespace.adapter", "adapter",
     ),

@@ -58,6 +58,8 @@ class TinyExecutor:
         self.computed_tokens = 0
         self.widest = 0  # most tokens in one step
         self.faults: dict[int, Exception] = {}
+        self.poison: set[int] = set()  # a step with one of these tokens raises, whoever else is in it
+        self.lost = False  # every step raises
         self.broken_tokens: set[int] = set()  # rows of contexts that end in these have NaN logits
         self.closed = False
 
@@ -68,6 +70,9 @@ class TinyExecutor:
         if fault is not None:
             self.kv[batch.slots] = 0xDEAD
             raise fault
+        if self.lost or self.poison.intersection(batch.token_ids.tolist()):
+            self.kv[batch.slots] = 0xDEAD
+            raise RuntimeError("device lost" if self.lost else "poisoned kernel")
         self.computed_tokens += len(batch.token_ids)
         self.widest = max(self.widest, len(batch.token_ids))
         assert len(set(batch.slots.tolist())) == len(batch.slots), "two tokens in one slot"

@@ -13,7 +13,10 @@ use super::Offload;
 
 /// What of a model bounds a request.
 pub fn limits(model: &Model) -> Limits {
-    Limits { vocab_size: model.info.vocab_size, context_length: model.info.context_length }
+    let info = &model.info;
+    // 0 is what a worker says that does not tell.
+    let pool_tokens = if info.max_request_tokens == 0 { info.context_length } else { info.max_request_tokens };
+    Limits { vocab_size: info.vocab_size, context_length: info.context_length, pool_tokens }
 }
 
 /// The ids of a prompt; plain text gets the special tokens that the model's tokenizer adds.
@@ -44,12 +47,15 @@ pub async fn encode(
 
 /// Refuses a text of too many tokens, however they are cut.
 fn refuse_hopeless(text: &str, at_least: usize, limits: Limits, field: &'static str) -> Result<()> {
-    let context = limits.context_length as usize;
-    if at_least <= context {
+    let (limit, owner) = match limits.pool_tokens < limits.context_length {
+        true => (limits.pool_tokens as usize, "what the worker's KV pool holds"),
+        false => (limits.context_length as usize, "the context length"),
+    };
+    if at_least <= limit {
         return Ok(());
     }
     let message = format!(
-        "the prompt has {} bytes, at least {at_least} tokens, and the context length is {context}, prompt and \
+        "the prompt has {} bytes, at least {at_least} tokens, and {owner} is {limit}, prompt and \
          output together; shorten the prompt",
         text.len()
     );
@@ -170,12 +176,21 @@ mod tests {
 
     #[test]
     fn a_text_of_too_many_tokens_is_refused_by_its_length_alone() {
-        let limits = Limits { vocab_size: 300, context_length: 10 };
+        let limits = Limits { vocab_size: 300, context_length: 10, pool_tokens: 10 };
         assert_eq!(refuse_hopeless("x", 10, limits, "prompt"), Ok(()));
         let error = refuse_hopeless(&"x".repeat(99), 11, limits, "prompt").unwrap_err();
         assert_eq!((error.code, error.field.as_deref()), (ErrorCode::InvalidArgument, Some("prompt")));
         for part in ["99 bytes", "at least 11 tokens", "context length is 10"] {
             assert!(error.message.contains(part), "{}", error.message);
         }
+    }
+
+    #[test]
+    fn a_text_that_the_pool_can_not_hold_is_refused_with_its_size() {
+        let limits = Limits { vocab_size: 300, context_length: 10, pool_tokens: 6 };
+        assert_eq!(refuse_hopeless("x", 6, limits, "text"), Ok(()));
+        let error = refuse_hopeless("xxxxxxx", 7, limits, "text").unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("text"));
+        assert!(error.message.contains("KV pool holds is 6"), "{}", error.message);
     }
 }

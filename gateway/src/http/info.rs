@@ -33,6 +33,7 @@ struct CacheReport {
     pages_leased: u64,
     leases: u64,
     lease_budget_pages: u64,
+    preemptions: u64,
     /// Cached tokens among prompt tokens, 0 to 1.
     hit_rate: f64,
 }
@@ -53,6 +54,7 @@ impl CacheReport {
         self.pages_leased += stats.pages_leased;
         self.leases += u64::from(stats.leases);
         self.lease_budget_pages += stats.lease_budget_pages;
+        self.preemptions += stats.preemptions;
         self.hit_rate = match self.prompt_tokens {
             0 => 0.0,
             prompt => self.cached_tokens as f64 / prompt as f64,
@@ -80,6 +82,9 @@ pub(super) async fn server(State(app): State<Arc<App>>) -> Response {
         }
         let detail = outcome.map(|info| info.map_or_else(|| json!({}), |info| engine(&info)));
         let mut shown = admin::report(&worker, detail);
+        if let Some(model) = worker.model() {
+            shown["output"] = output(&model.info);
+        }
         shown["ready"] = worker.is_ready().into();
         shown["in_flight"] = worker.in_flight().into();
         workers.push(shown);
@@ -122,6 +127,17 @@ fn engine(info: &proto::GetServerInfoResponse) -> Value {
     })
 }
 
+/// What a repeated request may rely on. Workers with the same `numerics_id` and `bitwise` give the same bits.
+fn output(info: &proto::GetModelInfoResponse) -> Value {
+    let means = match info.output_promise.as_str() {
+        "bitwise" => "the same request gives the same ids, text and logprobs to the last bit, whatever else runs",
+        "near-ties" => "the same request gives the same ids and text, unless two choices are within rounding",
+        "seed" => "the same request draws the same random numbers; sums may round differently in other batches",
+        _ => "the worker does not say",
+    };
+    json!({"promise": info.output_promise, "means": means, "numerics_id": info.numerics_id})
+}
+
 /// The engines' first model, in the names that SGLang's clients read; else what a ready HTTP worker says.
 pub(super) async fn model(State(app): State<Arc<App>>) -> Response {
     if let Some(model) = app.fleet.models().first() {
@@ -143,6 +159,7 @@ pub(super) async fn model(State(app): State<Arc<App>>) -> Response {
                 "executor": info.executor,
                 "weight_version": info.weight_version,
                 "numerics_id": info.numerics_id,
+                "output_promise": info.output_promise,
                 "eos_token_ids": info.eos_token_ids,
                 "bos_token_id": info.bos_token_id,
                 "has_chat_template": model.chat_template.is_some(),

@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 
-const LIMITS: Limits = Limits { vocab_size: 49152, context_length: 2048 };
+const LIMITS: Limits = Limits { vocab_size: 49152, context_length: 2048, pool_tokens: 2048 };
 
 fn read(value: Value) -> Result<GenerateRequest> {
     GenerateRequest::read(&Fields::of(&value, "").unwrap(), LIMITS)

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    const LIMITS: Limits = Limits { vocab_size: 100, context_length: 50 };
+    const LIMITS: Limits = Limits { vocab_size: 100, context_length: 50, pool_tokens: 50 };
 
     fn read(mut value: Value) -> Result<ChatRequest> {
         value["messages"] = json!([{"role": "user", "content": "x"}]);

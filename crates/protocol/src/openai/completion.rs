@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    const LIMITS: Limits = Limits { vocab_size: 100, context_length: 50 };
+    const LIMITS: Limits = Limits { vocab_size: 100, context_length: 50, pool_tokens: 50 };
 
     fn read(value: Value) -> Result<CompletionRequest> {
         CompletionRequest::read(&Fields::of(&value, "").unwrap(), LIMITS)
