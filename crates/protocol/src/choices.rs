@@ -46,7 +46,10 @@ mod tests {
     use serde_json::json;
 
     fn read(value: Value) -> Result<Vec<ChoiceInput>> {
-        read_choices(&Fields::of(&value, "").unwrap(), Limits { vocab_size: 100, context_length: 10 })
+        read_choices(
+            &Fields::of(&value, "").unwrap(),
+            Limits { vocab_size: 100, context_length: 10, pool_tokens: 10 },
+        )
     }
 
     #[test]

@@ -55,7 +55,7 @@ mod tests {
     use serde_json::json;
 
     fn read(value: Value) -> Result<PromptInput> {
-        let limits = Limits { vocab_size: 100, context_length: 10 };
+        let limits = Limits { vocab_size: 100, context_length: 10, pool_tokens: 10 };
         PromptInput::read(&Fields::of(&value, "").unwrap(), limits)
     }
 

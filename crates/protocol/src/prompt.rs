@@ -170,7 +170,11 @@ mod tests {
         }
         assert_eq!(read(json!({})).unwrap().priority, None);
         for wrong in [json!(101), json!(-101), json!(1.5), json!("1"), json!(true)] {
-            assert_eq!(read(json!({"priority": wrong})).unwrap_err().field.as_deref(), Some("priority"), "{wrong}");
+            assert_eq!(
+                read(json!({"priority": wrong})).unwrap_err().field.as_deref(),
+                Some("priority"),
+                "{wrong}"
+            );
         }
     }
 

@@ -15,7 +15,8 @@ use super::Offload;
 pub fn limits(model: &Model) -> Limits {
     let info = &model.info;
     // 0 is what a worker says that does not tell.
-    let pool_tokens = if info.max_request_tokens == 0 { info.context_length } else { info.max_request_tokens };
+    let pool_tokens =
+        if info.max_request_tokens == 0 { info.context_length } else { info.max_request_tokens };
     Limits { vocab_size: info.vocab_size, context_length: info.context_length, pool_tokens }
 }
 

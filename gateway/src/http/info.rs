@@ -130,9 +130,13 @@ fn engine(info: &proto::GetServerInfoResponse) -> Value {
 /// What a repeated request may rely on. Workers with the same `numerics_id` and `bitwise` give the same bits.
 fn output(info: &proto::GetModelInfoResponse) -> Value {
     let means = match info.output_promise.as_str() {
-        "bitwise" => "the same request gives the same ids, text and logprobs to the last bit, whatever else runs",
+        "bitwise" => {
+            "the same request gives the same ids, text and logprobs to the last bit, whatever else runs"
+        }
         "near-ties" => "the same request gives the same ids and text, unless two choices are within rounding",
-        "seed" => "the same request draws the same random numbers; sums may round differently in other batches",
+        "seed" => {
+            "the same request draws the same random numbers; sums may round differently in other batches"
+        }
         _ => "the worker does not say",
     };
     json!({"promise": info.output_promise, "means": means, "numerics_id": info.numerics_id})
