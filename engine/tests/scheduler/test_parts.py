@@ -5,33 +5,16 @@ from __future__ import annotations
 import math
 
 import pytest
-from branchline.engine.cache import CacheContext, build_cache
-from branchline.engine.scheduler import SchedulerOptions, Sequence, scores
-from branchline.engine.scheduler.intake import Intake
+from branchline.engine.scheduler import SchedulerOptions, scores
 from branchline.engine.scheduler.load import OwnTime, Pace
-from branchline.engine.scheduler.pages import PageTables, page_demand
+from branchline.engine.scheduler.pages import page_demand
 from branchline.engine.scheduler.sharing import Inflight
 from branchline.engine.scheduler.waiting import WaitingQueue
-from branchline.engine.types import LogprobParams, Request, SamplingParams
-from harness import EOS, Engine, vocabulary
+from branchline.engine.types import LogprobParams
+from harness import Engine
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import TinyExecutor
-
-
-class Parts:
-    """A cache, page tables over it and an intake that makes sequences for them."""
-
-    def __init__(self, pages: int = 8, page_size: int = 4) -> None:
-        self.cache = build_cache("reference", CacheContext(pages, page_size))
-        self.tables = PageTables(self.cache, pages, page_size)
-        executor = TinyExecutor(pages, page_size)
-        self.intake = Intake(executor, self.cache, vocabulary(), SchedulerOptions(), (EOS,), lambda: 1)
-
-    def sequence(self, prompt: list[int], start: int | None = None, **sampling: object) -> Sequence:
-        """Sequence 0 of a new request."""
-        request = Request("r", tuple(prompt), SamplingParams(**sampling), LogprobParams(input_start=start))  # type: ignore[arg-type]
-        return self.intake.admit(request, lambda step, deltas: None, 0.0).sequences[0]
+from parts import Parts
 
 
 @given(computed=st.integers(0, 300), more=st.integers(0, 300), size=st.integers(1, 64))

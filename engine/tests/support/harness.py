@@ -98,11 +98,13 @@ class Engine:
         namespace: bytes = b"",
         logprobs: LogprobParams = LogprobParams(),  # noqa: B008
         deadline_s: float | None = None,
+        priority: int = 0,
         **sampling: object,
     ) -> None:
         """Greedy unless told otherwise."""
         params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        self.loop.submit(Request(request_id, tuple(prompt), params, logprobs, namespace, deadline_s), self.take)
+        request = Request(request_id, tuple(prompt), params, logprobs, namespace, deadline_s, priority=priority)
+        self.loop.submit(request, self.take)
 
     def take(self, step: int, deltas: list[Delta]) -> None:
         """The sink."""

@@ -14,10 +14,12 @@ import numpy as np
 from branchline.engine.scheduler.batch import Row, Step
 
 TERMS = 5  # constant, decode tokens, their context, prompt tokens, their context
-MEMORY = (0.97, 0.9)  # what a new sample leaves of the older ones: decodes alone, with prompts
+MEMORY = (0.97, 0.95)  # what a new sample leaves of the older ones: decodes alone, with prompts
 SLACK = 3.0  # a step with prompts may take so many times the step of its decodes alone
-LEAST_TOKENS = 16  # of prompts in a step, however slow: prompts always get on
+LEAST_TOKENS = 4  # of prompts in a step, however slow: prompts always get on
+CRUMB = 16  # fewer are not worth a second prompt in a step
 UNKNOWN_TOKENS = 64  # of prompts beside decodes while nothing has been learnt
+GROWTH = 2  # prompts take at most so many times what they could take in the step before: a bold guess costs little
 _CONTEXT = 1e-3  # contexts are counted in thousands, so that all terms are of like size
 
 
@@ -64,6 +66,7 @@ class StepCost:
         self._rates = np.zeros(TERMS)
         self._stale = False
         self.samples = [0, 0]
+        self.granted = UNKNOWN_TOKENS  # what the latest step beside decodes had room for
 
     def learn(self, work: Work, seconds: float) -> None:
         """Take in one step. One that took no time, as under a still clock, says nothing."""
@@ -108,9 +111,11 @@ class StepCost:
 class Allowance:
     """What is left of one step for prompts: tokens, and seconds where others decode."""
 
-    def __init__(self, tokens: int, seconds: float | None = None, rates: tuple[float, ...] = ()) -> None:
+    def __init__(self, tokens: int, seconds: float | None = None, cost: StepCost | None = None) -> None:
         self.tokens = tokens
         self._seconds = seconds
+        self._cost = cost
+        rates = () if cost is None else cost.rates()
         self._token, self._context = (rates[3], rates[4] * _CONTEXT) if rates else (0.0, 0.0)
         self._begun = False
 
@@ -119,9 +124,13 @@ class Allowance:
         if self._seconds is None or self.tokens <= 0:
             return max(self.tokens, 0)
         fits = self._fits(start)
-        if fits < LEAST_TOKENS:  # nothing, or crumbs that cost more than they bring
-            fits = 0 if self._begun else LEAST_TOKENS
-        return min(fits, self.tokens)
+        if self._cost is not None and not self._begun:
+            fits = self._cost.granted = min(fits, GROWTH * max(self._cost.granted, LEAST_TOKENS))
+            self.tokens = min(self.tokens, max(fits, LEAST_TOKENS))
+            self._cost = None  # once a step
+        if self._begun:
+            fits = 0 if fits < CRUMB else fits
+        return min(fits if self._begun else max(fits, LEAST_TOKENS), self.tokens)
 
     def take(self, start: int, count: int) -> None:
         """A prompt computes `count` tokens from `start` on."""
@@ -153,4 +162,4 @@ def allowance(cost: StepCost, rows: list[Row], tokens: int, target_s: float | No
         return Allowance(min(tokens, UNKNOWN_TOKENS))
     alone = cost.seconds(Work(sum(row.count for row in rows), sum(row.start for row in rows)))
     limit = SLACK * alone if target_s is None else target_s
-    return Allowance(tokens, max(limit - alone, 0.0), rates)
+    return Allowance(tokens, max(limit - alone, 0.0), cost)

@@ -66,7 +66,7 @@ class WaitingQueue:
             return list(islice(self._fresh.values(), WINDOW))
         chosen = {sequence.number: sequence for sequence in islice(self._fresh.values(), WINDOW // 2)}
         for priority in sorted(self._classes, reverse=True):
-            for sequence in islice(self._classes[priority].values(), WINDOW // 2):
+            for sequence in islice(self._classes[priority].values(), WINDOW):
                 if len(chosen) >= WINDOW:
                     break
                 chosen[sequence.number] = sequence
