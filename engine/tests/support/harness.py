@@ -85,9 +85,20 @@ class Engine:
         self.errors: dict[str, EngineError] = {}
         self.prompts: dict[str, tuple[int, int]] = {}
         self.frames: list[tuple[int, list[Delta]]] = []
-        options = LoopOptions(SchedulerOptions(**limits), eos_token_ids=(EOS,), audit_when_idle=True)  # type: ignore[arg-type]
+        self.options = LoopOptions(SchedulerOptions(**limits), eos_token_ids=(EOS,), audit_when_idle=True)  # type: ignore[arg-type]
+        self.seed = seed
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Make the loop of the executor and the cache that are set now."""
         self.loop = EngineLoop(
-            self.executor, self.cache, vocabulary(), options, clock=self.clock, draw_seed=lambda: seed, epoch=5
+            self.executor,
+            self.cache,
+            vocabulary(),
+            self.options,
+            clock=self.clock,
+            draw_seed=lambda: self.seed,
+            epoch=5,
         )
 
     def submit(

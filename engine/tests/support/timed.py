@@ -44,14 +44,7 @@ class TimedExecutor(TinyExecutor):
 
 def timed(rates: Rates = Rates(), noise: float = 1.0, pages: int = 2000, **limits: object) -> Engine:
     """An engine whose clock the executor moves; pages of 16 tokens."""
-    from branchline.engine.loop import EngineLoop, LoopOptions
-    from branchline.engine.scheduler import SchedulerOptions
-    from harness import EOS, vocabulary
-
     engine = Engine(pages=pages, page_size=16, **limits)  # type: ignore[arg-type]
     engine.executor = TimedExecutor(engine.clock, pages, 16, rates, noise)
-    options = LoopOptions(SchedulerOptions(**limits), eos_token_ids=(EOS,))  # type: ignore[arg-type]
-    engine.loop = EngineLoop(
-        engine.executor, engine.cache, vocabulary(), options, clock=engine.clock, draw_seed=lambda: 7, epoch=5
-    )
+    engine.rebuild()
     return engine
