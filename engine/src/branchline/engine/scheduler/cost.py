@@ -19,6 +19,7 @@ SLACK = 3.0  # a step with prompts may take so many times the step of its decode
 LEAST_TOKENS = 4  # of prompts in a step, however slow: prompts always get on
 CRUMB = 16  # fewer are not worth a second prompt in a step
 UNKNOWN_TOKENS = 64  # of prompts beside decodes while nothing has been learnt
+WARM, SPARSE = 64, 4  # after so many samples, what was learnt is only looked at for every fourth
 GROWTH = 2  # prompts take at most so many times what they could take in the step before: a bold guess costs little
 _CONTEXT = 1e-3  # contexts are counted in thousands, so that all terms are of like size
 
@@ -64,7 +65,7 @@ class StepCost:
         self._gram = [np.zeros((TERMS, TERMS)), np.zeros((TERMS, TERMS))]
         self._right = [np.zeros(TERMS), np.zeros(TERMS)]
         self._rates = np.zeros(TERMS)
-        self._stale = False
+        self._new = 0  # samples that the rates do not know yet
         self.samples = [0, 0]
         self.granted = UNKNOWN_TOKENS  # what the latest step beside decodes had room for
 
@@ -73,17 +74,19 @@ class StepCost:
         if not 0.0 < seconds < math.inf:
             return
         kind = 1 if work.prompts else 0
+        self.samples[kind] += 1
+        if not kind and self.samples[0] > WARM and self.samples[0] % SPARSE:
+            return  # decodes alone are much alike: a few of them tell enough
         row = np.array(work.terms()) / seconds
         self._gram[kind] *= MEMORY[kind]
         self._gram[kind] += np.outer(row, row)
         self._right[kind] *= MEMORY[kind]
         self._right[kind] += row
-        self.samples[kind] += 1
-        self._stale = True
+        self._new += 1
 
     def rates(self) -> tuple[float, ...]:
         """Seconds a unit of each term."""
-        if self._stale:
+        if self._new >= (SPARSE if sum(self.samples) > WARM else 1):
             self._fit()
         return tuple(float(rate) for rate in self._rates)
 
@@ -92,7 +95,7 @@ class StepCost:
         return sum(rate * term for rate, term in zip(self.rates(), work.terms(), strict=True))
 
     def _fit(self) -> None:
-        self._stale = False
+        self._new = 0
         gram, right = self._gram[0] + self._gram[1], self._right[0] + self._right[1]
         active = [term for term in range(TERMS) if gram[term, term] > 0]
         rates = np.zeros(TERMS)

@@ -16,6 +16,7 @@ ENDS = 256  # latest ends that count
 REBUILD = 16  # ends between two looks at them
 BUCKET = 16  # generated tokens that are looked up alike
 UNKNOWN = 128  # tokens that an output is taken to have left when pages were short and nothing is known
+BEYOND = 1024  # most that is expected of an output longer than any before
 CALM = 0.3  # share of the expected growth reserved in quiet times: not all grow to their end at once
 EASE = 0.99  # what a step leaves of the caution
 
@@ -27,6 +28,7 @@ class Forecast:
         self._ends: deque[int] = deque(maxlen=ENDS)
         self._new = 0
         self._left: list[int] = []  # expected further tokens, by bucket of generated ones
+        self._longest = 0  # the most of them
         self.caution = 0.0  # 1 right after a retraction
 
     @property
@@ -58,10 +60,15 @@ class Forecast:
         generated = length - sequence.prompt_len
         if table:
             bucket = generated // BUCKET
-            expected = table[bucket] if bucket < len(table) else generated // 2
+            expected = table[bucket] if bucket < len(table) else min(generated // 2, BEYOND)
         else:
             expected = UNKNOWN if self.caution else 0
         return min(expected, sequence.max_len - length)
+
+    def most(self, running: int, page_size: int) -> int:
+        """No less than `pages` of so many sequences; looks at none of them."""
+        longest = max(self._longest, BEYOND) if self._left or self.caution else 0
+        return running * (int(longest * self.share / page_size) + 1)
 
     def pages(self, sequences: Iterable[Sequence], page_size: int) -> int:
         """Pages to keep for the growth of running sequences: one each at least."""
@@ -80,3 +87,4 @@ class Forecast:
             if not longer:
                 break
             self._left.append(round(sums[longer] / longer) - start)
+        self._longest = max(self._left, default=0)

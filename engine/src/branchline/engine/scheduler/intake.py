@@ -121,6 +121,7 @@ class Intake:
             ends=ends,
             banned=tuple(sorted(ends)),
             min_tokens=sampling.min_tokens,
+            priority=request.priority,
         )
         scores.begin(sequence, logprobs.input_start)
         return sequence

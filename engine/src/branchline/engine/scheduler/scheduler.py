@@ -250,7 +250,7 @@ class Scheduler:
             return
         while (victim := victims.for_priority(self.sequences(), first.priority, options.preemptions)) is not None:
             place = self.running < options.max_running_requests
-            if place and self._demand(first, first.matched) <= self._cache.available():
+            if place and self._fits(first, first.matched):
                 return
             victim.preemptions += 1
             self.counters.preemptions += 1
@@ -288,7 +288,7 @@ class Scheduler:
         sequence.matched, sequence.matched_version = len(pages) * self.pages.page_size, self.pages.version
         self._cache.lock(node)
         self.pages.attach(sequence, node, pages)
-        if self.running and self._demand(sequence, 0) > self._cache.available():
+        if self.running and not self._fits(sequence, 0):
             self.pages.release(sequence, keep=False)
             return 0
         # Even a step that is full by its seconds gives one token to whoever hits nearly all of its prompt.
@@ -301,8 +301,8 @@ class Scheduler:
         self._start(sequence, known, now)
         return count
 
-    def _demand(self, sequence: Sequence, cached: int) -> int:
-        """Pages that must be available to admit a sequence of which `cached` further tokens are in the tree.
+    def _fits(self, sequence: Sequence, cached: int) -> bool:
+        """Whether there are pages to admit a sequence of which `cached` further tokens are in the tree.
 
         Its own tokens and expected growth, the rest of running prefills, and the expected growth of what runs.
         """
@@ -313,7 +313,10 @@ class Scheduler:
             + int(self.forecast.left(sequence) * self.forecast.share / size)
         )
         prefills = sum(max(self.pages.missing(item), 0) for item in self._prefilling.values())
-        return own + prefills + self.forecast.pages(self.sequences(), size)
+        room = self._cache.available() - own - prefills
+        if room >= self.forecast.most(self.running, size):
+            return True
+        return room >= self.forecast.pages(self.sequences(), size)
 
     def _start(self, sequence: Sequence, known: list[float], now: float) -> None:
         self.waiting.remove(sequence)

@@ -66,6 +66,7 @@ class Sequence:
     ends: frozenset[int]
     banned: tuple[int, ...]  # what `ends` means to the sampler before min_tokens
     min_tokens: int
+    priority: int = 0
     # KV
     pages: list[int] = field(default_factory=list)
     computed: int = 0
@@ -90,11 +91,6 @@ class Sequence:
     # times, seconds on the loop's clock
     scheduled_s: float | None = None
     first_token_s: float | None = None
-
-    @property
-    def priority(self) -> int:
-        """Scheduling class; higher first."""
-        return self.group.request.priority
 
     @property
     def generated(self) -> int:

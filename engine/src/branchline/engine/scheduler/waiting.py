@@ -74,16 +74,24 @@ class WaitingQueue:
 
     def order(self, pass_number: int, now: float) -> list[Sequence]:
         """Who to try in this pass, first one first. Equal ranks keep the order of arrival."""
+        fresh = self.window()
+        if len(self._classes) > 1 or len({sequence.matched for sequence in fresh}) > 1:
+            fresh = self._ranked(fresh, pass_number, now)
+        return self._merge(fresh) if self._resumed else fresh
+
+    def _ranked(self, fresh: list[Sequence], pass_number: int, now: float) -> list[Sequence]:
+        """By rank; written out, since it runs for every waiting sequence in every pass."""
         options = self._options
         cap, passes, seconds = options.locality_cap_tokens, options.aging_passes, options.aging_seconds
         level = options.priority_aging_seconds / seconds
-
-        def rank(sequence: Sequence) -> float:
-            waited = max((pass_number - sequence.enqueued_pass) / passes, (now - sequence.enqueued_s) / seconds)
-            return -waited - min(sequence.matched, cap) / cap - sequence.priority * level
-
-        fresh = sorted(self.window(), key=rank)
-        return self._merge(fresh) if self._resumed else fresh
+        ranks = []
+        for at, one in enumerate(fresh):
+            waited, by_clock = (pass_number - one.enqueued_pass) / passes, (now - one.enqueued_s) / seconds
+            if by_clock > waited:
+                waited = by_clock
+            ranks.append((-waited - (one.matched / cap if one.matched < cap else 1.0) - one.priority * level, at))
+        ranks.sort()
+        return [fresh[at] for _, at in ranks]
 
     def _merge(self, fresh: list[Sequence]) -> list[Sequence]:
         """Each retracted one before the first newcomer of no higher priority."""
