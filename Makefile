@@ -30,6 +30,9 @@ test-fast: setup-dev ## without the real model, wheels and faults
 	@cargo test --release --locked --workspace -q
 	@$(PY) -m pytest -q -m "not model and not slow"
 
+soak: setup-dev ## half an hour of mixed churn with flat memory (SECONDS=…; 180 for a short one)
+	@BRANCHLINE_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest -q -s tests/e2e/test_soak.py
+
 fmt: ## formats Rust and Python
 	@cargo fmt --all
 	@.venv/bin/ruff format -q . && .venv/bin/ruff check -q --fix .
@@ -62,4 +65,4 @@ ci: lint test ## what .ci/run does
 clean: ## removes build products, not the package caches
 	@rm -rf target .venv engine/src/branchline/_native.abi3.so
 
-.PHONY: help setup setup-dev serve test test-fast fmt lint gen wheels bench ci clean
+.PHONY: help setup setup-dev serve test test-fast soak fmt lint gen wheels bench ci clean

@@ -15,7 +15,7 @@ from branchline.engine.scheduler.batch import Row, Step
 
 TERMS = 5  # constant, decode tokens, their context, prompt tokens, their context
 MEMORY = (0.97, 0.95)  # what a new sample leaves of the older ones: decodes alone, with prompts
-SLACK = 3.0  # a step with prompts may take so many times the step of its decodes alone
+SLACK = 2.5  # a step with prompts may take so many times the step of its decodes alone
 LEAST_TOKENS = 4  # of prompts in a step, however slow: prompts always get on
 CRUMB = 16  # fewer are not worth a second prompt in a step
 UNKNOWN_TOKENS = 64  # of prompts beside decodes while nothing has been learnt
