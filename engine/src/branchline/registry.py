@@ -175,6 +175,10 @@ class Registry(Generic[T]):
         """All entries, failed ones included, by name."""
         return tuple(self._entries[name] for name in sorted(self._entries))
 
+    def in_order(self) -> tuple[Entry[T], ...]:
+        """All entries in the order of their registration."""
+        return tuple(self._entries.values())
+
     def entry(self, name: str) -> Entry[T]:
         """The entry of a name. Raises RegistryError for an unknown one."""
         if name not in self._entries:
@@ -355,9 +359,28 @@ attention_backends: Registry[Callable[..., object]] = Registry(
 radix_cache_backends: Registry[Callable[..., object]] = Registry(
     "radix_cache_backends", "radix cache backend", "branchline.engine.cache.base:RadixCacheBackend"
 )
+speculative_algorithms: Registry[Callable[..., object]] = Registry(
+    "speculative_algorithms",
+    "speculative algorithm",
+    "branchline.engine.speculative.base:SpeculativeAlgorithm",
+)
+quantization_methods: Registry[Callable[..., object]] = Registry(
+    "quantization_methods", "quantization method", "branchline.engine.quantization.base:QuantizationMethod"
+)
+model_overrides: Registry[Callable[..., object]] = Registry(
+    "model_overrides", "model override", "branchline.engine.overrides.base:ModelOverride"
+)
 plugins = Plugins()
 
 
 def all_registries() -> tuple[Registry[Callable[..., object]], ...]:
     """Every registry, in the order in which `branchline plugins` lists them."""
-    return (models, executors, attention_backends, radix_cache_backends)
+    return (
+        models,
+        executors,
+        attention_backends,
+        radix_cache_backends,
+        speculative_algorithms,
+        quantization_methods,
+        model_overrides,
+    )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from branchline._native import Vocabulary
 from branchline.engine.cache import CacheContext, build_cache
+from branchline.engine.config import SpeculativeOptions
 from branchline.engine.errors import EngineError
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.scheduler import SchedulerOptions
+from branchline.engine.speculative import DraftContext, Drafter
 from branchline.engine.types import Delta, Finish, LogprobParams, PositionLogprobs, Request, SamplingParams
 from tiny import VOCAB, TinyExecutor
 
@@ -76,7 +78,13 @@ class Engine:
     """A loop over the tiny executor, and the answers it gave. Use `step`, `finish` or `loop.start`."""
 
     def __init__(
-        self, pages: int = 64, page_size: int = 4, backend: str = "native", seed: int = 7, **limits: object
+        self,
+        pages: int = 64,
+        page_size: int = 4,
+        backend: str = "native",
+        seed: int = 7,
+        drafter: Callable[[DraftContext], Drafter] | None = None,
+        **limits: object,
     ) -> None:
         self.executor = TinyExecutor(pages, page_size)
         self.cache = build_cache(backend, CacheContext(pages, page_size))
@@ -87,10 +95,16 @@ class Engine:
         self.frames: list[tuple[int, list[Delta]]] = []
         self.options = LoopOptions(SchedulerOptions(**limits), eos_token_ids=(EOS,), audit_when_idle=True)  # type: ignore[arg-type]
         self.seed = seed
+        self.make_drafter = drafter
+        self.drafter: Drafter | None = None
         self.rebuild()
 
     def rebuild(self) -> None:
         """Make the loop of the executor and the cache that are set now."""
+        if self.make_drafter is not None:
+            size, pages = self.executor.page_size, self.executor.num_pages
+            context = DraftContext(SpeculativeOptions("test", 8), size, pages, VOCAB, self.cache.block_hashes)
+            self.drafter = self.make_drafter(context)
         self.loop = EngineLoop(
             self.executor,
             self.cache,
@@ -99,6 +113,7 @@ class Engine:
             clock=self.clock,
             draw_seed=lambda: self.seed,
             epoch=5,
+            drafter=self.drafter,
         )
 
     def submit(

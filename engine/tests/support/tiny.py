@@ -127,7 +127,10 @@ class TinyExecutor:
     def _choose(self, scores: npt.NDArray[np.float64], plan: RowPlan) -> int:
         params = plan.params
         if isinstance(plan.penalties, Counts):
-            for token, count in plan.penalties.output.items():
+            counts = dict(plan.penalties.output)
+            for token in plan.ahead:
+                counts[token] = counts.get(token, 0) + 1
+            for token, count in counts.items():
                 scores[token] -= params.presence_penalty + params.frequency_penalty * count
         for token, bias in params.logit_bias:
             scores[token] += bias

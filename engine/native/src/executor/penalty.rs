@@ -16,13 +16,26 @@ pub(super) struct Counts {
 
 impl Counts {
     /// Repetition scales ids of prompt and output; frequency and presence subtract for output ids only.
-    pub(super) fn apply(&self, values: &mut [f32]) {
-        for (&id, &count) in self.seen.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            if let Some(value) = values.get_mut(id as usize) {
-                let scaled = if *value > 0.0 { *value / self.repetition } else { *value * self.repetition };
-                let present = if count > 0.0 { self.presence } else { 0.0 };
-                *value = scaled - self.frequency * count - present;
+    /// `ahead` are ids to count as generated, as `observe` would.
+    pub(super) fn apply(&self, values: &mut [f32], ahead: &[usize]) {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = |id: usize| ahead.iter().filter(|&&one| one == id).count() as f32;
+        for (&id, &count) in seen.iter() {
+            self.change(values, id as usize, count + more(id as usize));
+        }
+        for (place, &id) in ahead.iter().enumerate() {
+            let known = u32::try_from(id).is_ok_and(|id| seen.contains_key(&id));
+            if !known && !ahead[..place].contains(&id) {
+                self.change(values, id, more(id));
             }
+        }
+    }
+
+    fn change(&self, values: &mut [f32], id: usize, count: f32) {
+        if let Some(value) = values.get_mut(id) {
+            let scaled = if *value > 0.0 { *value / self.repetition } else { *value * self.repetition };
+            let present = if count > 0.0 { self.presence } else { 0.0 };
+            *value = scaled - self.frequency * count - present;
         }
     }
 }

@@ -44,6 +44,7 @@ pub(super) fn from_python(plan: &Bound<'_, PyAny>) -> PyResult<Plan> {
         want_logprob: plan.getattr(intern!(py, "want_logprob"))?.extract()?,
         tops: plan.getattr(intern!(py, "top_k"))?.extract()?,
         chosen: ids(intern!(py, "chosen_ids"))?,
+        ahead: ids(intern!(py, "ahead"))?,
     })
 }
 

@@ -29,6 +29,8 @@ pub(super) struct Plan {
     pub(super) want_logprob: bool,
     pub(super) tops: usize,
     pub(super) chosen: Vec<usize>,
+    /// Guessed tokens before this row, which `penalties` has not counted.
+    pub(super) ahead: Vec<usize>,
 }
 
 /// The answer to one plan.
@@ -116,7 +118,7 @@ fn choose(rows: Rows, logits: &[f32], plan: &Plan, top: f32) -> Option<usize> {
 
 fn change(values: &mut [f32], plan: &Plan) {
     if let Some(counts) = &plan.penalties {
-        counts.apply(values);
+        counts.apply(values, &plan.ahead);
     }
     for &(id, add) in &plan.bias {
         values[id] += add;

@@ -11,6 +11,7 @@ from branchline import __version__
 COMMANDS = {
     "serve": "gateway and engines on this machine, ready for clients",
     "engine": "one engine worker, for a gateway elsewhere",
+    "explain-config": "where each option's value comes from, for one checkpoint",
     "doctor": "what this machine has and what would be used",
     "plugins": "every registered implementation and every plugin that failed",
 }
@@ -20,7 +21,7 @@ def usage() -> str:
     """The top-level help."""
     lines = [f"branchline {__version__}: serves language models along the prefixes their requests share", ""]
     lines += ["usage: branchline COMMAND [OPTIONS]", ""]
-    lines += [f"  {name:<9} {words}" for name, words in COMMANDS.items()]
+    lines += [f"  {name:<14} {words}" for name, words in COMMANDS.items()]
     lines += ["", "branchline COMMAND --help lists its options; branchline --version prints the version.", ""]
     return "\n".join(lines)
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(usage(), end="", file=sys.stderr)
             return 2
         case [name, *rest] if name in COMMANDS:
-            run = importlib.import_module(f"branchline.cli.{name}").run
+            run = importlib.import_module(f"branchline.cli.{name.replace('-', '_')}").run
             return int(run(rest))
         case [name, *_]:
             print(f"error: unknown command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)

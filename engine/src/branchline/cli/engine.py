@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from branchline.engine.service import main
 
-    return main.run(config)
+    return main.run(config, given=frozenset(options.sources(EngineConfig, flags=flags, env=env)))
 
 
 def report(prog: str, faults: Sequence[str]) -> None:

@@ -17,6 +17,9 @@ BUILTIN = (
     "branchline.engine.executor",
     "branchline.engine.attention",
     "branchline.engine.cache",
+    "branchline.engine.speculative",
+    "branchline.engine.quantization",
+    "branchline.engine.overrides",
 )
 ENV = "BRANCHLINE_PLUGINS"
 

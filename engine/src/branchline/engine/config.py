@@ -7,10 +7,31 @@ handed it) nor import torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from branchline import registry
 from branchline.engine.options import option
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeOptions:
+    """Options that speculative algorithms may read. `max_draft_tokens` bounds one proposal."""
+
+    algorithm: str = ""
+    max_draft_tokens: int = 16
+    draft_model: str = ""
+
+    def faults(self) -> list[str]:
+        """What the algorithm itself finds wrong with them."""
+        if not self.algorithm:
+            return []
+        try:
+            algorithm: Any = registry.speculative_algorithms.get(self.algorithm)
+        except registry.RegistryError as error:
+            return [f"speculative-algorithm: {error}"]
+        return list(algorithm.option_faults(self)) if hasattr(algorithm, "option_faults") else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +47,10 @@ class EngineConfig:
     dtype: str = option(
         "auto", "weight and compute type; auto: bfloat16 on cuda, float32 on cpu", section="model",
         choices=("auto", "float32", "bfloat16", "int8"),
+    )  # fmt: skip
+    quantization: str = option(
+        "auto", "how weights are held and multiplied; auto: as the checkpoint says", section="model",
+        choices=("auto",), kind="quantization_methods",
     )  # fmt: skip
     context_length: int | None = option(
         None, "longest prompt plus output in tokens (default: the checkpoint's)", section="model", minimum=2
@@ -135,6 +160,29 @@ class EngineConfig:
         section="scheduler", minimum=0.001, maximum=86400,
     )  # fmt: skip
 
+    speculative_algorithm: str = option(
+        "none", "what guesses tokens that a step then checks; output stays the same", section="speculative",
+        choices=("none",), kind="speculative_algorithms",
+    )  # fmt: skip
+    speculative_num_draft_tokens: int = option(
+        16, "most guessed tokens of one sequence in one step; fewer, or none, while they do not pay",
+        section="speculative", minimum=1, maximum=128,
+    )  # fmt: skip
+    speculative_draft_model: str = option(
+        "", "model that guesses for the algorithm draft, named as MODEL is; its tokenizer must be the same",
+        section="speculative",
+    )  # fmt: skip
+    speculative_draft_tokens: int | None = option(
+        None, "tokens that the draft model's KV pool holds (default: as many as max-total-tokens comes to)",
+        section="speculative", minimum=2,
+    )  # fmt: skip
+
+    @property
+    def speculative(self) -> SpeculativeOptions:
+        """What speculative algorithms may know of the options."""
+        name = "" if self.speculative_algorithm == "none" else self.speculative_algorithm
+        return SpeculativeOptions(name, self.speculative_num_draft_tokens, self.speculative_draft_model)
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the port."""
@@ -165,4 +213,7 @@ class EngineConfig:
             found.append(
                 f"prefill-chunk {self.prefill_chunk} is above max-step-tokens {self.max_step_tokens}: lower it"
             )
+        if self.speculative_draft_model and self.speculative_algorithm == "none":
+            found.append("speculative-draft-model needs speculative-algorithm: give --speculative-algorithm draft")
+        found += self.speculative.faults()
         return found

@@ -11,7 +11,6 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -22,10 +21,12 @@ from branchline.engine.cache.feed import EventBatch, EventFeed, Subscription
 from branchline.engine.cache.leases import Budgets, Lease, LeaseBook
 from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
 from branchline.engine.loop_faults import Stall, audit, describe, isolate, tell
+from branchline.engine.loop_parts import Inbox, Watch, Watcher
 from branchline.engine.scheduler import Group, Scheduler, SchedulerOptions, Sink
 from branchline.engine.scheduler.batch import Step
 from branchline.engine.scheduler.intake import Intake
 from branchline.engine.scheduler.load import LoopStats, OwnTime, Pace, picture
+from branchline.engine.speculative.controller import Drafter
 from branchline.engine.types import Executor, Request, RowResult
 
 if TYPE_CHECKING:
@@ -46,19 +47,6 @@ class LoopOptions:
     lease_tenant_budget: float | None = None  # None: all of lease_budget
 
 
-@dataclass(slots=True)
-class _Inbox:
-    """What other threads ask for; guarded by the loop's condition."""
-
-    groups: deque[Group] = field(default_factory=deque)
-    aborts: dict[str, str] = field(default_factory=dict)  # request id → words
-    calls: deque[Callable[[], None]] = field(default_factory=deque)
-    stop: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.groups or self.aborts or self.calls or self.stop)
-
-
 class EngineLoop:
     """Runs requests on one executor and one cache. Thread-safe but for `step`, which the loop's thread calls.
 
@@ -75,6 +63,8 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
         epoch: int | None = None,
+        drafter: Drafter | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.options = options
         self._executor = executor
@@ -82,11 +72,13 @@ class EngineLoop:
         self._clock = clock
         budgets = Budgets.of(executor.num_pages, options.lease_budget, options.lease_tenant_budget)
         self._leases = LeaseBook(cache, executor.page_size, budgets)
-        self._scheduler = Scheduler(executor, cache, options.scheduler, self._leases)
+        self._scheduler = Scheduler(executor, cache, options.scheduler, self._leases, drafter)
+        self._drafter = drafter
+        self._watcher = Watcher(watch)
         self._intake = Intake(executor, cache, vocabulary, options.scheduler, options.eos_token_ids, draw_seed)
         self._feed = EventFeed(cache, time.time_ns() // 1_000_000 if epoch is None else epoch, executor.page_size)
         self._condition = threading.Condition()
-        self._inbox = _Inbox()
+        self._inbox = Inbox()
         self._live: dict[str, Group] = {}  # guarded by the condition
         self._deadlines: dict[str, float] = {}  # loop thread only
         self._closing = False
@@ -310,6 +302,8 @@ class EngineLoop:
         after_run = time.perf_counter()
         self._resume()
         if step is not None and results is not None:
+            if self._drafter is not None and step.only_decodes:
+                self._drafter.measured(len(step.batch.token_ids), (after_run - before_run) * 1e3)
             self._commit(step, results)
         elif step is None and self._scheduler.has_work:
             self._unblock()
@@ -322,7 +316,7 @@ class EngineLoop:
     def _receive(self) -> None:
         """Take in what other threads asked for, and what the clock did."""
         with self._condition:
-            inbox, self._inbox = self._inbox, _Inbox(stop=self._inbox.stop)
+            inbox, self._inbox = self._inbox, Inbox(stop=self._inbox.stop)
         self._resume()
         now = self._clock()
         self._leases.expire(now)
@@ -378,7 +372,9 @@ class EngineLoop:
 
     def _commit(self, step: Step, results: list[RowResult]) -> None:
         """Tokens, text, ends and pages."""
-        self._scheduler.commit(step, results, self._clock())
+        wants_hidden = self._drafter is not None and self._drafter.wants_hidden
+        hidden = self._executor.hidden() if wants_hidden else None  # type: ignore[attr-defined]
+        self._scheduler.commit(step, results, self._clock(), hidden)
 
     def _publish(self) -> None:
         """Cache events and statistics, before the news: who asks after an answer finds it counted."""
@@ -389,6 +385,8 @@ class EngineLoop:
         """Send the step's news; forget what ended."""
         for sink, deltas in self._scheduler.outbox.take().items():
             for delta in deltas:
+                if self._watcher.watch is not None:
+                    self._watcher.tell(self._live.get(delta.request_id), delta, self._clock())
                 if delta.error is not None or delta.finish is not None:
                     self._forget(delta.request_id)
             try:

@@ -238,7 +238,7 @@ def resolve(
     values.update(_from_env(rows, env, found))
     values.update(_from_flags(rows, flags, found))
     for name, value in list(values.items()):
-        wrong = _value_faults(rows[name], value)
+        wrong = value_faults(rows[name], value)
         found.extend(wrong)
         if wrong:
             del values[name]
@@ -248,6 +248,24 @@ def resolve(
     if found:
         raise ConfigError(found)
     return made
+
+
+def sources(
+    cls: type, *, flags: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None
+) -> dict[str, list[tuple[str, object]]]:
+    """(source, value) of each option that the user gave, the winner last. For options that `resolve` accepts."""
+    flags, env = dict(flags or {}), env or {}
+    path = str(flags.pop("config", "") or env.get(ENV_PREFIX + "CONFIG", ""))
+    rows = {row.name: row for row in table(cls)}
+    found: dict[str, list[tuple[str, object]]] = {}
+    ignored: list[str] = []
+    for name, value in (_from_file(rows, path, ignored) if path else {}).items():
+        found.setdefault(name, []).append((f"file {path}", value))
+    for name, value in _from_env(rows, env, ignored).items():
+        found.setdefault(name, []).append((f"environment {rows[name].env}", value))
+    for name, value in _from_flags(rows, flags, ignored).items():
+        found.setdefault(name, []).append((f"flag {rows[name].flag}", value))
+    return found
 
 
 def _from_file(rows: Mapping[str, Option], path: str, found: list[str]) -> dict[str, object]:
@@ -306,7 +324,8 @@ def _parse_into(values: dict[str, object], row: Option, given: object, source: s
         found.append(str(error))
 
 
-def _value_faults(row: Option, value: object) -> list[str]:
+def value_faults(row: Option, value: object) -> list[str]:
+    """What is wrong with a value of an option, one sentence each."""
     if value is None and row.optional:
         return []
     if row.many:

@@ -114,6 +114,7 @@ class Request:
     lease: LeaseAsk | None = None
     resume: Resume | None = None
     priority: int = 0
+    traceparent: str = ""
 
 
 @dataclass(slots=True)
@@ -140,6 +141,7 @@ class RowPlan:
     `row` indexes ForwardBatch.logit_rows. For a sampled row `position` is the absolute position the new
     token will take: random numbers are keyed by (seed, position) only. `penalties` is the sequence's
     own state object made by the executor (see Executor.penalty_state); None if no penalty applies.
+    `ahead` are guessed tokens before this row that the penalties have not observed yet: they count as generated.
     `banned` ids get −inf (end ids before min_tokens). For a scored row `target` is the known next token.
     """
 
@@ -153,6 +155,7 @@ class RowPlan:
     want_logprob: bool = False
     top_k: int = 0
     chosen_ids: tuple[int, ...] = ()
+    ahead: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -221,6 +224,9 @@ class Finish:
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    detokenise_ms: float = 0.0
+    drafted: int = 0  # guessed tokens that were checked
+    accepted: int = 0  # those of them that were right
 
 
 @dataclass(slots=True)

@@ -7,11 +7,11 @@ executor under inference mode.
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from branchline.engine.attention.base import AttentionBackend
 from branchline.engine.executor.rope import RotaryTable
-from branchline.engine.executor.weights import DecoderWeights, LayerWeights
+from branchline.engine.executor.weights import DecoderWeights, LayerWeights, project
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.types import ForwardBatch
 
@@ -29,6 +29,7 @@ class Decoder:
         # Not cleared: attention reads no slot that was not written, and untouched memory costs nothing.
         shape = (spec.layers, 2, slots, spec.kv_heads, spec.head_dim)
         self.pool = torch.empty(shape, dtype=dtype, device=self._device)
+        self.hidden: torch.Tensor | None = None  # normed states of the latest logits rows
         self._layers = [(layer, *self.pool[number]) for number, layer in enumerate(weights.layers)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -43,7 +44,8 @@ class Decoder:
             hidden = hidden + self._mlp(layer, self._norm(hidden, layer.mlp_norm))
         if len(batch.logit_rows) != len(batch.token_ids):
             hidden = hidden.index_select(0, self._index(batch.logit_rows))
-        return linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
+        self.hidden = self._norm(hidden, self.weights.norm)
+        return project(self.hidden, self.weights.head).float()
 
     def _index(self, values: object) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
@@ -66,7 +68,7 @@ class Decoder:
         plan: object,
     ) -> torch.Tensor:
         spec = self._spec
-        projected = linear(hidden, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, spec.head_dim)
+        projected = project(hidden, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, spec.head_dim)
         turning = spec.heads + spec.kv_heads
         heads = projected[:, :turning]
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -76,8 +78,8 @@ class Decoder:
         keys.index_copy_(0, slots, heads[:, spec.heads :])
         values.index_copy_(0, slots, projected[:, turning:])
         query = heads[:, : spec.heads].contiguous()
-        return linear(self._attention.attend(plan, query, keys, values), layer.output, layer.output_bias)
+        return project(self._attention.attend(plan, query, keys, values), layer.output, layer.output_bias)
 
     def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        gate, up = linear(hidden, layer.gate_up).chunk(2, dim=-1)
-        return linear(silu(gate).mul_(up), layer.down)
+        gate, up = project(hidden, layer.gate_up).chunk(2, dim=-1)
+        return project(silu(gate).mul_(up), layer.down)

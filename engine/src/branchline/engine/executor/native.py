@@ -14,6 +14,7 @@ from branchline import _native
 from branchline.engine.errors import InternalError, LoadError
 from branchline.engine.model.source import LoadedModel, StoredTensor
 from branchline.engine.model.spec import ModelSpec
+from branchline.engine.quantization.base import QuantizationMethod
 from branchline.engine.types import ForwardBatch, RowPlan, RowResult, SamplingParams
 
 WEIGHT_TYPES = {
@@ -93,20 +94,27 @@ def build_executor(
     page_size: int,
     threads: int | None,
     attention_backend: str = "auto",
+    quantization: QuantizationMethod | None = None,
     isa: str | None = None,
 ) -> NativeExecutor:
     """Pack the weights, reserve the KV pool and return a ready executor.
 
     `dtype` is auto (weights as stored), int8, bfloat16 or float32; with float32 the cache is float32 too, else
-    float16. `isa` forces portable, avx2 or avx512. `attention_backend` has no meaning here. Raises LoadError for
-    an unknown device or dtype, faulty weights, or a pool that does not fit.
+    float16. A quantisation method may ask for its own weight type. `isa` forces portable, avx2 or avx512.
+    `attention_backend` has no meaning here. Raises LoadError for an unknown device or dtype, faulty weights, or a
+    pool that does not fit.
     """
     del attention_backend
     if device not in ("auto", "cpu"):
         raise LoadError(f"device {device!r} is not supported by the native executor; use cpu", field="device")
     if dtype not in WEIGHT_TYPES:
         raise LoadError(f"dtype {dtype!r} is unknown; use auto, int8, bfloat16 or float32", field="dtype")
-    weights = WEIGHT_TYPES[dtype]
+    if quantization is not None and "native" not in quantization.executors:
+        raise LoadError(
+            f"quantization {quantization.name!r} is not run by the native executor: use --executor torch",
+            field="quantization",
+        )
+    weights = WEIGHT_TYPES[quantization.native_dtype or dtype if quantization is not None else dtype]
     cache = "f32" if weights == "f32" else "f16"
     try:
         built = _native.CpuModel(

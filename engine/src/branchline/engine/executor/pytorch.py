@@ -16,6 +16,7 @@ from branchline.engine.executor.decoder import Decoder
 from branchline.engine.executor.weights import load_weights
 from branchline.engine.model.source import LoadedModel
 from branchline.engine.model.spec import ModelSpec
+from branchline.engine.quantization.base import QuantizationMethod
 from branchline.engine.sampling import sampler
 from branchline.engine.sampling.penalties import PenaltyState, penalty_state
 from branchline.engine.types import ForwardBatch, RowPlan, RowResult, SamplingParams
@@ -43,6 +44,10 @@ class TorchExecutor:
             raise InternalError("executor is closed")
         with torch.inference_mode():
             return self._decoder.forward(batch)
+
+    def hidden(self) -> object:
+        """The normed last hidden states [R, hidden] of the latest logits rows, for speculative heads."""
+        return self.decoder.hidden
 
     def sample(self, logits: object, plans: list[RowPlan]) -> list[RowResult]:
         """Answer each plan, in order; a bad row gets its own error."""
@@ -80,6 +85,7 @@ def build_executor(
     page_size: int,
     threads: int | None,
     attention_backend: str,
+    quantization: QuantizationMethod | None = None,
 ) -> TorchExecutor:
     """Convert the weights, reserve the KV pool and return a ready executor.
 
@@ -94,7 +100,7 @@ def build_executor(
     shape = AttentionShape(spec.heads, spec.kv_heads, spec.head_dim, page_size, _window(spec))
     factory = attention_backends.get(attention_backend)
     attention: AttentionBackend = factory(shape, target)  # type: ignore[assignment]
-    weights = load_weights(model, target, kind)
+    weights = load_weights(model, target, kind, quantization)
     try:
         decoder = Decoder(spec, weights, attention, num_pages * page_size)
     except (RuntimeError, MemoryError) as error:
@@ -108,17 +114,28 @@ def build_executor(
         spec,
         num_pages=num_pages,
         page_size=page_size,
-        numerics_id=numerics_id(model, target, kind, attention_backend),
+        numerics_id=numerics_id(model, target, kind, attention_backend, quantization.name if quantization else ""),
     )
 
 
-def numerics_id(model: LoadedModel, device: torch.device, dtype: torch.dtype, attention_backend: str) -> str:
+def numerics_id(
+    model: LoadedModel, device: torch.device, dtype: torch.dtype, attention_backend: str, quantization: str = ""
+) -> str:
     """Hash of everything known to change the bits: weights, dtype, device, library, instruction set, threads."""
     if device.type == "cuda":
         unit = torch.cuda.get_device_name(device)
     else:
         unit = f"{torch.backends.cpu.get_cpu_capability()}/{torch.get_num_threads()}"
-    parts = ("torch", torch.__version__, str(dtype), device.type, unit, attention_backend, model.fingerprint)
+    parts = (
+        "torch",
+        torch.__version__,
+        str(dtype),
+        device.type,
+        unit,
+        attention_backend,
+        quantization,
+        model.fingerprint,
+    )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -8,27 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
+from torch.nn.functional import linear
 
 from branchline.engine.errors import LoadError
 from branchline.engine.model.source import LoadedModel
+from branchline.engine.quantization.base import Matrix, QuantizationMethod
+
+Weight: TypeAlias = torch.Tensor | Matrix
+
+
+def project(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [rows, in] through a linear weight of either form."""
+    return linear(x, weight, bias) if isinstance(weight, torch.Tensor) else weight.linear(x, bias)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One block. Matrices are [out, in] as torch.nn.functional.linear wants them."""
+    """One block. Matrices are [out, in] as torch.nn.functional.linear wants them, or held by a quantisation method."""
 
     input_norm: torch.Tensor  # [hidden]
-    qkv: torch.Tensor  # [query + 2 kv, hidden]
+    qkv: Weight  # [query + 2 kv, hidden]
     qkv_bias: torch.Tensor | None
     query_norm: torch.Tensor | None  # [head_dim]
     key_norm: torch.Tensor | None  # [head_dim]
-    output: torch.Tensor  # [hidden, query]
+    output: Weight  # [hidden, query]
     output_bias: torch.Tensor | None
     mlp_norm: torch.Tensor  # [hidden]
-    gate_up: torch.Tensor  # [2 intermediate, hidden], gate first
-    down: torch.Tensor  # [hidden, intermediate]
+    gate_up: Weight  # [2 intermediate, hidden], gate first
+    down: Weight  # [hidden, intermediate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +48,17 @@ class DecoderWeights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor  # [hidden]
-    head: torch.Tensor  # [vocab, hidden]
+    head: Weight  # [vocab, hidden]
 
 
 class _Reader:
     """Reads, checks and converts; counts bytes for the progress callback."""
 
-    def __init__(self, model: LoadedModel, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: LoadedModel, device: torch.device, dtype: torch.dtype, method: QuantizationMethod | None
+    ) -> None:
         self.model = model
+        self.method = method
         self.device = device
         self.dtype = dtype
         self.present = model.tensors.names()
@@ -64,6 +77,11 @@ class _Reader:
             self.model.progress("converting weights", self.done, self.total)
         return result
 
+    def held(self, weight: torch.Tensor) -> Weight:
+        """The matrix as the quantisation method keeps it."""
+        made = None if self.method is None else self.method.matrix(weight)
+        return weight if made is None else made
+
     def one(self, name: str, *shape: int) -> torch.Tensor:
         """A single tensor of exactly this shape."""
         return self.stack([name], [shape[0]], *shape[1:])
@@ -80,13 +98,17 @@ class _Reader:
             )
 
 
-def load_weights(model: LoadedModel, device: torch.device, dtype: torch.dtype) -> DecoderWeights:
+def load_weights(
+    model: LoadedModel, device: torch.device, dtype: torch.dtype, method: QuantizationMethod | None = None
+) -> DecoderWeights:
     """Convert every weight. Raises LoadError naming the first tensor that is missing or has a wrong shape."""
-    spec, reader = model.spec, _Reader(model, device, dtype)
+    spec, reader = model.spec, _Reader(model, device, dtype, method)
     embedding = reader.one("model.embed_tokens.weight", spec.vocab_size, spec.hidden)
     layers = tuple(_layer(reader, number) for number in range(spec.layers))
     norm = reader.one("model.norm.weight", spec.hidden)
-    head = embedding if spec.tied_head else reader.one("lm_head.weight", spec.vocab_size, spec.hidden)
+    head: Weight = embedding
+    if not spec.tied_head:
+        head = reader.held(reader.one("lm_head.weight", spec.vocab_size, spec.hidden))
     return DecoderWeights(embedding, layers, norm, head)
 
 
@@ -98,13 +120,13 @@ def _layer(reader: _Reader, number: int) -> LayerWeights:
     mlp = [f"{at}.mlp.{part}_proj.weight" for part in ("gate", "up")]
     return LayerWeights(
         input_norm=reader.one(f"{at}.input_layernorm.weight", spec.hidden),
-        qkv=reader.stack([f"{name}.weight" for name in attention], rows, spec.hidden),
+        qkv=reader.held(reader.stack([f"{name}.weight" for name in attention], rows, spec.hidden)),
         qkv_bias=reader.stack([f"{name}.bias" for name in attention], rows) if spec.qkv_bias else None,
         query_norm=reader.one(f"{at}.self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
         key_norm=reader.one(f"{at}.self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
-        output=reader.one(f"{at}.self_attn.o_proj.weight", spec.hidden, spec.query_size),
+        output=reader.held(reader.one(f"{at}.self_attn.o_proj.weight", spec.hidden, spec.query_size)),
         output_bias=reader.one(f"{at}.self_attn.o_proj.bias", spec.hidden) if spec.output_bias else None,
         mlp_norm=reader.one(f"{at}.post_attention_layernorm.weight", spec.hidden),
-        gate_up=reader.stack(mlp, (spec.intermediate, spec.intermediate), spec.hidden),
-        down=reader.one(f"{at}.mlp.down_proj.weight", spec.hidden, spec.intermediate),
+        gate_up=reader.held(reader.stack(mlp, (spec.intermediate, spec.intermediate), spec.hidden)),
+        down=reader.held(reader.one(f"{at}.mlp.down_proj.weight", spec.hidden, spec.intermediate)),
     )

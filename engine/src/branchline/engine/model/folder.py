@@ -20,8 +20,8 @@ INDEX = "model.safetensors.index.json"
 JSON_LIMIT = 256 << 20
 
 
-def read_folder(path: Path) -> tuple[ModelSpec, ShardedTensors, str, list[Path]]:
-    """Spec, tensors, commonest dtype and weight files of a folder. Raises LoadError."""
+def read_folder(path: Path) -> tuple[ModelSpec, ShardedTensors, str, list[Path], dict[str, Any]]:
+    """Spec, tensors, commonest dtype, weight files and quantisation settings of a folder. Raises LoadError."""
     config = read_json(path / "config.json", required=True)
     names = config.get("architectures") or []
     if not isinstance(names, list) or not names:
@@ -32,9 +32,12 @@ def read_folder(path: Path) -> tuple[ModelSpec, ShardedTensors, str, list[Path]]
         raise LoadError(str(error), field="model.architecture") from error
     files = weight_files(path)
     tensors = ShardedTensors([SafetensorsFile(file) for file in files], _index(path))
+    quantization = config.pop("quantization_config", None) or {}
+    if not isinstance(quantization, dict):
+        raise LoadError(f"{path / 'config.json'}: quantization_config must be an object", field="model")
     spec: ModelSpec = family(config)
     spec = dataclasses.replace(spec, **_vocabulary(path, config))
-    return spec, tensors, tensors.commonest(), files
+    return spec, tensors, tensors.commonest(), files, quantization
 
 
 def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:

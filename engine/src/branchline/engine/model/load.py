@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 from pathlib import Path
+from typing import Any
 
 from branchline.engine.errors import LoadError
 from branchline.engine.model.gguf_model import read_gguf
@@ -22,9 +23,16 @@ SAMPLE_BYTES, SAMPLES = 1 << 16, 256
 def load_model(reference: str, *, progress: Progress = no_progress) -> LoadedModel:
     """Resolve and check a checkpoint. Raises LoadError; `progress` also follows the executor's conversion."""
     path = resolve(reference, progress)
-    spec, tensors, stored, files = _read(path)
+    spec, tensors, stored, files, quantization = _read(path)
     _check_ids(spec)
-    return LoadedModel(reference, path, spec, tensors, fingerprint(files), stored, progress)
+    return LoadedModel(reference, path, spec, tensors, fingerprint(files), stored, progress, quantization)
+
+
+def inspect_model(reference: str, *, progress: Progress = no_progress) -> LoadedModel:
+    """The same without a fingerprint: for questions about a checkpoint that nothing is built from."""
+    path = resolve(reference, progress)
+    spec, tensors, stored, _, quantization = _read(path)
+    return LoadedModel(reference, path, spec, tensors, "", stored, progress, quantization)
 
 
 def resolve(reference: str, progress: Progress = no_progress) -> Path:
@@ -66,7 +74,7 @@ def _packaged(package: str) -> Path:
     return found[0]
 
 
-def _read(path: Path) -> tuple[ModelSpec, TensorSource, str, list[Path]]:
+def _read(path: Path) -> tuple[ModelSpec, TensorSource, str, list[Path], dict[str, Any]]:
     if path.is_dir():
         single = sorted(path.glob("*.gguf"))
         if (path / "config.json").exists() or len(single) != 1:
@@ -76,7 +84,7 @@ def _read(path: Path) -> tuple[ModelSpec, TensorSource, str, list[Path]]:
         path = single[0]
     if path.suffix == ".gguf":
         spec, tensors, stored = read_gguf(path)
-        return spec, tensors, stored, [path]
+        return spec, tensors, stored, [path], {}
     raise LoadError(
         f"{path} is neither a .gguf file nor a folder; for safetensors give the folder that holds config.json",
         field="model",

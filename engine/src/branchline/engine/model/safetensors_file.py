@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from branchline.engine.errors import LoadError
 from branchline.engine.model.source import StoredTensor
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 HEADER_LIMIT = 100 << 20  # the format's own limit
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+_NUMPY_NAMES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4"}
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
 
 
@@ -71,8 +75,13 @@ class SafetensorsFile:
     def _check(self, name: str, entry: _Entry, base: int) -> None:
         if entry.dtype not in _BYTES:
             return  # refused by name when something asks to read it
-        size = math.prod(entry.shape) * _BYTES[entry.dtype]
-        if entry.start < base or entry.end - entry.start != size or min(entry.shape, default=0) < 0:
+        if entry.start < base:
+            raise LoadError(f"{self.path} has a damaged safetensors header: {name} lies inside it", field="model")
+        self._fits(name, entry, _BYTES[entry.dtype])
+
+    def _fits(self, name: str, entry: _Entry, width: int) -> None:
+        size = math.prod(entry.shape) * width
+        if entry.end - entry.start != size or min(entry.shape, default=0) < 0:
             raise LoadError(
                 f"{self.path} has a damaged safetensors header: {name} of shape {list(entry.shape)} needs {size}"
                 f" bytes and is given {entry.end - entry.start}",
@@ -95,6 +104,19 @@ class SafetensorsFile:
         """The tensor's bytes as the file has them."""
         entry = self._readable(name)
         return StoredTensor(entry.dtype, entry.shape, self._data[entry.start : entry.end])
+
+    def raw(self, name: str, dtype: str = "") -> npt.NDArray[np.generic]:
+        """The stored values, BF16 as float32."""
+        entry = self.entries[name]
+        if entry.dtype not in _NUMPY_NAMES or (dtype and entry.dtype != dtype):
+            raise LoadError(
+                f"tensor {name} in {self.path} has dtype {entry.dtype}, {dtype or 'a float'} is needed", field="model"
+            )
+        self._fits(name, entry, np.dtype(_NUMPY_NAMES[entry.dtype]).itemsize)
+        values = np.frombuffer(self._data[entry.start : entry.end], _NUMPY_NAMES[entry.dtype]).reshape(entry.shape)
+        if entry.dtype == "BF16":
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values
 
     def _readable(self, name: str) -> _Entry:
         entry = self.entries[name]
@@ -135,6 +157,12 @@ class ShardedTensors:
     def stored(self, name: str) -> StoredTensor:
         """The tensor's bytes as the file has them."""
         return self._home[name].stored(name)
+
+    def raw(self, name: str, dtype: str = "") -> npt.NDArray[np.generic]:
+        """The stored values, BF16 as float32."""
+        if name not in self._home:
+            raise LoadError(f"tensor {name} is missing: the checkpoint is incomplete", field="model")
+        return self._home[name].raw(name, dtype)
 
     def commonest(self) -> str:
         """The dtype that most tensors have."""

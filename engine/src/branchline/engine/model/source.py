@@ -6,10 +6,13 @@ check everything that can be checked before the first tensor is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from branchline.engine.model.spec import ModelSpec
 
@@ -56,12 +59,24 @@ class TensorSource(Protocol):
         """The tensor's bytes without any conversion; needs no torch."""
 
 
+@runtime_checkable
+class RawSource(Protocol):
+    """A source that also gives tensors which are no weights by themselves, such as packed words."""
+
+    def names(self) -> set[str]:
+        """Names present."""
+
+    def raw(self, name: str, dtype: str = "") -> npt.NDArray[np.generic]:
+        """The stored values, BF16 as float32. Raises LoadError if it is missing or has another type than `dtype`."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A checked checkpoint, ready for an executor to build from.
 
     `reference` is what the operator gave, `path` where its files are, `fingerprint` a hash of the weights,
-    `stored_dtype` the dtype most weights have on disk.
+    `stored_dtype` the dtype most weights have on disk, `quantization` the checkpoint's own settings of a quantisation
+    that its tensors still have to be read through.
     """
 
     reference: str
@@ -71,3 +86,4 @@ class LoadedModel:
     fingerprint: str
     stored_dtype: str
     progress: Progress = no_progress
+    quantization: Mapping[str, Any] = field(default_factory=dict)

@@ -26,6 +26,15 @@ class PenaltyState:
         self.ids[: self.used] = known
         self.counts = np.zeros(len(self.ids), dtype=np.float32)
 
+    def with_ahead(self, token_ids: tuple[int, ...]) -> PenaltyState:
+        """A copy that has observed these too, for a row behind guessed tokens."""
+        made = PenaltyState((), self.params)
+        made._columns = dict(self._columns)
+        made.used, made.ids, made.counts = self.used, self.ids.copy(), self.counts.copy()
+        for token_id in token_ids:
+            made.observe(token_id)
+        return made
+
     def observe(self, token_id: int) -> None:
         """Count one generated token."""
         column = self._columns.get(token_id)

@@ -58,11 +58,11 @@ def _choose(logits: torch.Tensor, plans: list[RowPlan], numbers: list[int], resu
     rows = torch.tensor([plans[number].row for number in numbers], device=logits.device)
     work = logits.index_select(0, rows)
     states = [
-        (line, plans[number].penalties)
+        (line, _counted(plans[number]))
         for line, number in enumerate(numbers)
         if isinstance(plans[number].penalties, PenaltyState)
     ]
-    penalise(work, states)  # type: ignore[arg-type]
+    penalise(work, states)
     _bias(work, [plans[number] for number in numbers])
     drawn = [line for line, number in enumerate(numbers) if plans[number].params.temperature > 0]
     for start in range(0, len(drawn), NOISE_ROWS):
@@ -72,6 +72,13 @@ def _choose(logits: torch.Tensor, plans: list[RowPlan], numbers: list[int], resu
         results[number].token_id = token
         if not alive:
             results[number].error = NOTHING_LEFT
+
+
+def _counted(plan: RowPlan) -> PenaltyState:
+    """The row's penalty state, guessed tokens before it included."""
+    state = plan.penalties
+    assert isinstance(state, PenaltyState), "states come from penalty_state"
+    return state.with_ahead(plan.ahead) if plan.ahead else state
 
 
 def _bias(work: torch.Tensor, plans: list[RowPlan]) -> None:

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from branchline.engine.speculative.controller import DraftCounts
+
 if TYPE_CHECKING:
     from branchline.engine.scheduler.scheduler import Scheduler
 
@@ -30,6 +32,9 @@ class LoopStats:
     evicted_pages: int = 0
     retractions: int = 0
     preemptions: int = 0
+    draft_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     running: int = 0
     waiting: int = 0
     waiting_uncached_tokens: int = 0
@@ -85,6 +90,7 @@ def picture(
     """The state between two steps. `pages`: free, evictable, protected, private."""
     counters, tables = scheduler.counters, scheduler.pages
     oldest, leases = scheduler.waiting.oldest_s(), scheduler.leasing.book
+    drafts = DraftCounts() if scheduler.drafter is None else scheduler.drafter.counts
     return LoopStats(
         page_size=tables.page_size,
         pages_total=tables.num_pages,
@@ -99,6 +105,9 @@ def picture(
         evicted_pages=evicted,
         retractions=counters.retractions,
         preemptions=counters.preemptions,
+        draft_steps=drafts.steps,
+        drafted_tokens=drafts.drafted,
+        accepted_tokens=drafts.accepted,
         running=scheduler.running,
         waiting=len(scheduler.waiting),
         waiting_uncached_tokens=scheduler.waiting_uncached_tokens(),

@@ -7,6 +7,7 @@ gets exactly one finish, or its request exactly one error.
 from __future__ import annotations
 
 import math
+import time
 
 from branchline.engine.errors import EngineError
 from branchline.engine.scheduler import scores
@@ -93,21 +94,22 @@ class Progress:
         if sequence.plan.penalties is not None:
             self._executor.observe(sequence.plan.penalties, token)
         delta = self._outbox.open(sequence)
-        delta.token_ids = [token]
-        owed, sequence.owed = sequence.owed, ""
+        delta.token_ids.append(token)
+        delta.text += sequence.owed
+        sequence.owed = ""
         if sequence.plan.want_logprob:
             plan = sequence.plan
-            columns = delta.logprobs = PositionLogprobs()
+            columns = delta.logprobs = delta.logprobs or PositionLogprobs()
             logprob = math.nan if result.logprob is None else result.logprob
             _append(columns, token, logprob, result.top, result.chosen, plan.top_k, plan.chosen_ids)
         matched_id, matched_stop = None, None
         if token in sequence.ends:
             matched_id = token
             if sequence.group.request.sampling.include_stop:
-                delta.text = sequence.text.push([token])[0]
+                delta.text += self._push(sequence, token)[0]
         else:
-            delta.text, _, matched_stop = sequence.text.push([token])
-        delta.text = owed + delta.text
+            text, matched_stop = self._push(sequence, token)
+            delta.text += text
         if matched_id is None and matched_stop is None:
             if len(sequence.tokens) < sequence.max_len:
                 return False
@@ -116,6 +118,14 @@ class Progress:
             finish = self._close(sequence, delta, FinishReason.STOP, now)
             finish.matched_token_id, finish.matched_stop = matched_id, matched_stop
         return True
+
+    @staticmethod
+    def _push(sequence: Sequence, token: int) -> tuple[str, str | None]:
+        """(text, matched stop string) of one more token, and the time it took."""
+        begun = time.perf_counter()
+        text, _, matched = sequence.text.push([token])
+        sequence.text_s += time.perf_counter() - begun
+        return text, matched
 
     def end(self, sequence: Sequence, reason: FinishReason, now: float, message: str = "") -> None:
         """Finish a sequence without a new token."""
@@ -148,6 +158,9 @@ class Progress:
             queue_ms=(scheduled - group.arrival_s) * 1e3,
             prefill_ms=(first - scheduled) * 1e3,
             decode_ms=(now - first) * 1e3,
+            detokenise_ms=sequence.text_s * 1e3,
+            drafted=sequence.drafted,
+            accepted=sequence.accepted,
         )
         return delta.finish
 

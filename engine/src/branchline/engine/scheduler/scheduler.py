@@ -16,7 +16,7 @@ from typing import ParamSpec
 from branchline.engine.cache import RadixCacheBackend
 from branchline.engine.cache.leases import LeaseBook
 from branchline.engine.errors import EngineError, InternalError, ResourceExhausted
-from branchline.engine.scheduler import scores, victims
+from branchline.engine.scheduler import drafting, scores, victims
 from branchline.engine.scheduler.batch import Row, Step, pack
 from branchline.engine.scheduler.cost import Allowance, StepCost, Work, allowance
 from branchline.engine.scheduler.forecast import Forecast
@@ -27,6 +27,7 @@ from branchline.engine.scheduler.progress import Outbox, Progress
 from branchline.engine.scheduler.sequence import Group, Sequence
 from branchline.engine.scheduler.sharing import Inflight
 from branchline.engine.scheduler.waiting import WaitingQueue
+from branchline.engine.speculative.controller import Drafter
 from branchline.engine.types import Executor, FinishReason, RowResult
 
 P = ParamSpec("P")
@@ -51,10 +52,16 @@ class Scheduler:
     """Owns the waiting and running sequences and, through PageTables, their pages."""
 
     def __init__(
-        self, executor: Executor, cache: RadixCacheBackend, options: SchedulerOptions, leases: LeaseBook
+        self,
+        executor: Executor,
+        cache: RadixCacheBackend,
+        options: SchedulerOptions,
+        leases: LeaseBook,
+        drafter: Drafter | None = None,
     ) -> None:
         self.options = options
         self.leasing = Leasing(leases)
+        self.drafter = drafter
         self.counters = Counters()
         self.outbox = Outbox()
         self.waiting = WaitingQueue(options)
@@ -69,6 +76,7 @@ class Scheduler:
         self._prefilling: dict[int, Sequence] = {}
         self._admissions = 0
         self._pass = 0
+        self._hidden: object | None = None
 
     # ---- what is there ----------------------------------------------------------------------
 
@@ -133,6 +141,8 @@ class Scheduler:
         rows: list[Row] = []
         self._add_decodes(rows, now)
         decodes = len(rows)
+        if self.drafter is not None and rows:
+            drafting.add(self.drafter, rows, self.pages, self.options.max_step_tokens, self._unfilled() + len(rows))
         if self._prefilling or len(self.waiting):
             room = self._allowance(rows)
             self._add_prefills(rows, room, now)
@@ -141,9 +151,9 @@ class Scheduler:
         return pack(rows, self.pages.page_size, decodes) if rows else None
 
     def alone(self, row: Row) -> Step:
-        """A step of this one row of a step that failed."""
+        """A step of this one row of a step that failed, without its guesses."""
         decodes = int(row.sequence.number in self._decoding)
-        return pack([Row(row.sequence, row.start, row.count)], self.pages.page_size, decodes)
+        return pack([Row(row.sequence, row.start, row.count - len(row.draft))], self.pages.page_size, decodes)
 
     def learn(self, step: Step, seconds: float) -> None:
         """A step took so long."""
@@ -237,7 +247,7 @@ class Scheduler:
         return True
 
     def _requeue(self, victim: Sequence) -> None:
-        self._drop(victim, keep=True)
+        self._drop(victim, keep=True, finished=False)
         victim.retractions += 1
         self.counters.retractions += 1
         self.waiting.push_front(victim)
@@ -312,11 +322,14 @@ class Scheduler:
             - cached // size
             + int(self.forecast.left(sequence) * self.forecast.share / size)
         )
-        prefills = sum(max(self.pages.missing(item), 0) for item in self._prefilling.values())
-        room = self._cache.available() - own - prefills
+        room = self._cache.available() - own - self._unfilled()
         if room >= self.forecast.most(self.running, size):
             return True
         return room >= self.forecast.pages(self.sequences(), size)
+
+    def _unfilled(self) -> int:
+        """Pages that running prefills lack."""
+        return sum(max(self.pages.missing(item), 0) for item in self._prefilling.values())
 
     def _start(self, sequence: Sequence, known: list[float], now: float) -> None:
         self.waiting.remove(sequence)
@@ -367,14 +380,18 @@ class Scheduler:
 
     # ---- commit -----------------------------------------------------------------------------
 
-    def commit(self, step: Step, results: list[RowResult], now: float) -> None:
-        """Apply a step's results, one per plan. A fault in one sequence ends its request only."""
+    def commit(self, step: Step, results: list[RowResult], now: float, hidden: object | None = None) -> None:
+        """Apply a step's results, one per plan. A fault in one sequence ends its request only.
+
+        `hidden` are the model's last states of the step's logits rows, for a drafter that wants them.
+        """
+        self._hidden = hidden
         for row in step.rows:
             group = row.sequence.group
             if row.sequence.finished:  # a sibling's fault in this step ended the request
                 continue
             try:
-                self._commit_row(row, results[row.first_plan : row.first_plan + row.scores + row.sampled], now)
+                self._commit_row(row, results[row.first_plan : row.first_plan + row.plans], now)
             except EngineError as error:
                 self.fail(group, error)
             except Exception as error:
@@ -387,14 +404,13 @@ class Scheduler:
 
     def _commit_row(self, row: Row, results: list[RowResult], now: float) -> None:
         sequence = row.sequence
-        for result in results:
-            if result.error is not None:
-                raise InternalError(f"the model gave unusable logits: {result.error}")
-        sequence.computed = row.start + row.count
         if row.sampled and sequence.number in self._decoding:
-            if self._progress.advance(sequence, results[0], now):
+            if drafting.commit(self.drafter, row, results, self._progress, now, self._hidden):
                 self._finish(sequence)
             return
+        for result in results:
+            drafting.check(result)
+        sequence.computed = row.start + row.count
         before = sequence.full
         self.pages.publish(sequence)
         self._inflight.settle(sequence, before, sequence.full)
@@ -411,6 +427,8 @@ class Scheduler:
             self._progress.end(sequence, FinishReason.LENGTH, now)
         elif self._progress.advance(sequence, results[-1], now):
             self._finish(sequence)
+        else:
+            drafting.begin(self.drafter, row, self._hidden)
 
     def _score(self, row: Row, results: list[RowResult]) -> None:
         sequence = row.sequence
@@ -419,8 +437,10 @@ class Scheduler:
             self.store.keep(sequence)
             sequence.scores = []
 
-    def _drop(self, sequence: Sequence, *, keep: bool) -> None:
+    def _drop(self, sequence: Sequence, *, keep: bool, finished: bool = True) -> None:
         """Take a sequence out of queue and batch and give its pages back, whatever its state."""
+        if self.drafter is not None:
+            self.drafter.end(sequence, finished)
         if self._decoding.pop(sequence.number, None) is None and self._prefilling.pop(sequence.number, None) is None:
             self.waiting.remove(sequence)
         self._inflight.drop(sequence)

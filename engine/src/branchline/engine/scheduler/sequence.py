@@ -88,9 +88,18 @@ class Sequence:
     preemptions: int = 0  # retractions in favour of a higher priority
     finished: bool = False
     owed: str = ""  # text of a resumed output that its reader does not have yet
+    draft_state: object | None = None  # the speculative algorithm's own
+    drafted: int = 0  # guessed tokens that were checked
+    accepted: int = 0
+    text_s: float = 0.0  # spent making text
     # times, seconds on the loop's clock
     scheduled_s: float | None = None
     first_token_s: float | None = None
+
+    @property
+    def namespace(self) -> bytes:
+        """The request's cache namespace."""
+        return self.group.request.namespace
 
     @property
     def generated(self) -> int:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from branchline import _native, registry
-from branchline.engine.cache import CacheContext, build_cache
+from branchline.engine import overrides
+from branchline.engine.cache import CacheContext, RadixCacheBackend, build_cache
 from branchline.engine.config import EngineConfig
 from branchline.engine.errors import LoadError
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.model.spec import ModelSpec
+from branchline.engine.quantization import QuantizationMethod, choose
 from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.service import hardware
 from branchline.engine.service.limits import ModelInfo
+from branchline.engine.speculative import DraftContext, Drafter, build_drafter
 from branchline.engine.types import Executor, SamplingParams
 
 if TYPE_CHECKING:
@@ -35,38 +38,52 @@ CLOSE_S = 5.0  # for the step that runs when everything is closed
 class Engine:
     """Everything that serves, built and not yet started."""
 
+    config: EngineConfig
     loop: EngineLoop
     model: ModelInfo
     executor: Executor
+    drafter: Drafter | None
     components: tuple[str, ...]
 
     def close(self) -> None:
-        """Stop the loop and, unless a step does not end, release the model. Idempotent."""
+        """Stop the loop and, unless a step does not end, release the models. Idempotent."""
         if self.loop.close(step_s=CLOSE_S):
             self.executor.close()
+            if self.drafter is not None:
+                self.drafter.close()
 
 
-def build(config: EngineConfig, progress: Progress) -> Engine:
-    """Load the model and build everything around it. Raises LoadError or RegistryError."""
+def build(config: EngineConfig, progress: Progress, given: Collection[str] = ()) -> Engine:
+    """Load the model and build everything around it. Raises LoadError or RegistryError.
+
+    Options that are not `given` by the user may be decided by model overrides.
+    """
     plan = hardware.plan(config)
     from branchline.engine.model.load import (
         load_model,
     )  # torch comes with it, so only once the plan says that it is there
 
     loaded = load_model(config.model, progress=progress)
+    changed = overrides.apply(config, overrides.facts_of(loaded), given)
+    if changed is not config:
+        config, plan = changed, hardware.plan(changed)
+    method = choose(config.quantization, loaded)
+    if method is not None:
+        loaded = method.open(loaded)
     context_length = _context_length(config, loaded.spec)
     pages = hardware.pool_pages(config, loaded.spec, context_length, plan)
     progress("building the executor", 0, 0)
-    executor = _build_executor(config, plan, loaded, pages)
+    executor = _build_executor(config, plan, loaded, pages, method)
     backend = "none" if config.disable_radix_cache else config.radix_cache_backend
     cache = build_cache(backend, CacheContext(pages, config.page_size))
+    drafter = _drafter(config, plan, loaded, executor, cache, progress)
     options = LoopOptions(
         _scheduler_options(config, context_length),
         loaded.spec.eos_ids,
         lease_budget=config.lease_budget,
         lease_tenant_budget=config.lease_tenant_budget,
     )
-    loop = EngineLoop(executor, cache, _vocabulary(loaded.spec), options)
+    loop = EngineLoop(executor, cache, _vocabulary(loaded.spec), options, drafter=drafter)
     model = _describe(config, loaded, plan, executor, context_length, pages)
     used = {
         "models": loaded.spec.architecture,
@@ -76,7 +93,11 @@ def build(config: EngineConfig, progress: Progress) -> Engine:
     }
     if plan.executor == "native":
         del used["attention_backends"]  # it has its own
-    return Engine(loop, model, executor, tuple(_component(kind, name) for kind, name in used.items()))
+    if method is not None:
+        used["quantization_methods"] = method.name
+    if drafter is not None:
+        used["speculative_algorithms"] = config.speculative.algorithm
+    return Engine(config, loop, model, executor, drafter, tuple(_component(kind, name) for kind, name in used.items()))
 
 
 def _context_length(config: EngineConfig, spec: ModelSpec) -> int:
@@ -88,7 +109,60 @@ def _context_length(config: EngineConfig, spec: ModelSpec) -> int:
     return length
 
 
-def _build_executor(config: EngineConfig, plan: hardware.Plan, loaded: LoadedModel, pages: int) -> Executor:
+def _drafter(
+    config: EngineConfig,
+    plan: hardware.Plan,
+    loaded: LoadedModel,
+    executor: Executor,
+    cache: RadixCacheBackend,
+    progress: Progress,
+) -> Drafter | None:
+    """What guesses tokens, with its own model if it needs one."""
+    options = config.speculative
+    if not options.algorithm:
+        return None
+
+    def draft_executor() -> Executor:
+        from branchline.engine.model.load import load_model
+
+        draft = load_model(options.draft_model, progress=progress)
+        method = choose("auto", draft)
+        draft = draft if method is None else method.open(draft)
+        tokens = config.speculative_draft_tokens or executor.num_pages * config.page_size
+        return _build_executor(config, plan, draft, max(tokens // config.page_size, 1), method)
+
+    drafter = build_drafter(
+        options.algorithm,
+        DraftContext(
+            options,
+            page_size=config.page_size,
+            num_pages=executor.num_pages,
+            vocab_size=executor.vocab_size,
+            block_hashes=cache.block_hashes,
+            draft_executor=draft_executor if options.draft_model else None,
+            hidden_size=loaded.spec.hidden,
+        ),
+    )
+    if drafter.wants_hidden and not hasattr(executor, "hidden"):
+        drafter.close()
+        raise LoadError(
+            f"speculative-algorithm {options.algorithm!r} needs hidden states, which the executor {plan.executor!r} "
+            "does not give: use --executor torch",
+            field="speculative_algorithm",
+        )
+    return drafter
+
+
+def _build_executor(
+    config: EngineConfig, plan: hardware.Plan, loaded: LoadedModel, pages: int, method: QuantizationMethod | None
+) -> Executor:
+    if method is not None and plan.executor not in method.executors and plan.executor in ("native", "torch"):
+        raise LoadError(
+            f"quantization {method.name!r} is not run by the executor {plan.executor!r}: use --executor "
+            f"{method.executors[0]}",
+            field="quantization",
+        )
+    extra = {} if method is None else {"quantization": method}
     factory = registry.executors.get(plan.executor)
     executor = factory(
         loaded,
@@ -98,6 +172,7 @@ def _build_executor(config: EngineConfig, plan: hardware.Plan, loaded: LoadedMod
         page_size=config.page_size,
         threads=config.threads or None,
         attention_backend=plan.attention_backend,
+        **extra,
     )
     registry.executors.verify(plan.executor, executor)
     return executor  # type: ignore[return-value]

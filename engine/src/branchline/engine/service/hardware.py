@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from branchline.engine.config import EngineConfig
 from branchline.engine.errors import LoadError
 from branchline.engine.model.spec import ModelSpec
+from branchline.registry import RegistryError, quantization_methods
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2, "auto": 2}  # of the KV cache; weights take no more
 CPU_SHARE = 0.25
@@ -63,9 +65,23 @@ def _choose(config: EngineConfig) -> tuple[str, str]:
         return "torch", "device cuda is asked for"
     if config.attention_backend != "auto":
         return "torch", f"attention backend {config.attention_backend} is asked for"
+    method = _method_executors(config)
+    if method and "native" not in method:
+        return method[0], f"quantization {config.quantization} is run by it alone"
     if config.device == "auto" and gpus():
         return "torch", "torch finds a GPU"
     return "native", "no GPU is in use"
+
+
+def _method_executors(config: EngineConfig) -> tuple[str, ...]:
+    """Executors of the quantisation method that is asked for; empty if none is."""
+    if config.quantization == "auto":
+        return ()
+    try:
+        method: Any = quantization_methods.get(config.quantization)
+    except RegistryError as error:
+        raise LoadError(str(error), field="quantization") from None
+    return tuple(method.executors)
 
 
 def _native_plan(config: EngineConfig, why: list[str]) -> Plan:

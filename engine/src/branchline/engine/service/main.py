@@ -56,15 +56,15 @@ class ProgressLines:
         return time.monotonic() - self._start
 
 
-def run(config: EngineConfig) -> int:
-    """Serve until told to stop; the exit code."""
+def run(config: EngineConfig, *, given: frozenset[str] = frozenset()) -> int:
+    """Serve until told to stop; the exit code. No model override changes the options `given` by the user."""
     logging.basicConfig(
         level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     progress = ProgressLines()
     try:
         _check_port(config)
-        engine = assembly.build(config, progress)
+        engine = assembly.build(config, progress, given)
     except (EngineError, RegistryError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
@@ -99,7 +99,7 @@ async def _serve(config: EngineConfig, engine: assembly.Engine, progress: Progre
         engine.loop,
         engine.model,
         _native.namespace,
-        options=public(config),
+        options=public(engine.config),
         components=engine.components,
         stream_buffer=config.stream_buffer,
     )

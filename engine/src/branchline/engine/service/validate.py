@@ -55,6 +55,7 @@ def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceE
         lease=_lease(message, sampling),
         resume=resume,
         priority=_priority(message),
+        traceparent=message.traceparent,
     )
 
 

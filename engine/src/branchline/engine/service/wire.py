@@ -140,7 +140,14 @@ def to_finish(finish: Finish) -> pb.Finish:
         completion_tokens=finish.completion_tokens,
         retractions=finish.retractions,
         message=finish.message,
-        timings=pb.Timings(queue_ms=finish.queue_ms, prefill_ms=finish.prefill_ms, decode_ms=finish.decode_ms),
+        timings=pb.Timings(
+            queue_ms=finish.queue_ms,
+            prefill_ms=finish.prefill_ms,
+            decode_ms=finish.decode_ms,
+            detokenise_ms=finish.detokenise_ms,
+            drafted_tokens=finish.drafted,
+            accepted_tokens=finish.accepted,
+        ),
     )
     if finish.matched_stop is not None:
         made.matched_stop = finish.matched_stop

@@ -312,14 +312,20 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., matched_token_id: _Optional[int] = ..., matched_stop: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., retractions: _Optional[int] = ..., message: _Optional[str] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_ms", "prefill_ms", "decode_ms")
+    __slots__ = ("queue_ms", "prefill_ms", "decode_ms", "detokenise_ms", "drafted_tokens", "accepted_tokens")
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     DECODE_MS_FIELD_NUMBER: _ClassVar[int]
+    DETOKENISE_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_ms: float
     prefill_ms: float
     decode_ms: float
-    def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ...) -> None: ...
+    detokenise_ms: float
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., detokenise_ms: _Optional[float] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("hello", "submit", "cancel")
@@ -440,7 +446,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "engine_id", "uptime_s", "options_json", "cache", "load", "steps", "scheduler_ms_per_step", "components")
+    __slots__ = ("version", "engine_id", "uptime_s", "options_json", "cache", "load", "steps", "scheduler_ms_per_step", "components", "speculative")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -450,6 +456,7 @@ class GetServerInfoResponse(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_MS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_FIELD_NUMBER: _ClassVar[int]
     version: str
     engine_id: str
     uptime_s: float
@@ -459,7 +466,8 @@ class GetServerInfoResponse(_message.Message):
     steps: int
     scheduler_ms_per_step: float
     components: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., engine_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., options_json: _Optional[str] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., load: _Optional[_Union[GetLoadResponse, _Mapping]] = ..., steps: _Optional[int] = ..., scheduler_ms_per_step: _Optional[float] = ..., components: _Optional[_Iterable[str]] = ...) -> None: ...
+    speculative: SpeculativeStats
+    def __init__(self, version: _Optional[str] = ..., engine_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., options_json: _Optional[str] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., load: _Optional[_Union[GetLoadResponse, _Mapping]] = ..., steps: _Optional[int] = ..., scheduler_ms_per_step: _Optional[float] = ..., components: _Optional[_Iterable[str]] = ..., speculative: _Optional[_Union[SpeculativeStats, _Mapping]] = ...) -> None: ...
 
 class CacheStats(_message.Message):
     __slots__ = ("page_size", "pages_total", "pages_free", "pages_evictable", "pages_protected", "pages_private", "prompt_tokens", "cached_tokens", "lookups", "hits", "evicted_pages", "retractions", "pages_leased", "leases", "lease_budget_pages", "host_pages_total", "host_pages_used", "host_stored_pages", "host_fetched_pages", "preemptions")
@@ -504,6 +512,16 @@ class CacheStats(_message.Message):
     host_fetched_pages: int
     preemptions: int
     def __init__(self, page_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_evictable: _Optional[int] = ..., pages_protected: _Optional[int] = ..., pages_private: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., evicted_pages: _Optional[int] = ..., retractions: _Optional[int] = ..., pages_leased: _Optional[int] = ..., leases: _Optional[int] = ..., lease_budget_pages: _Optional[int] = ..., host_pages_total: _Optional[int] = ..., host_pages_used: _Optional[int] = ..., host_stored_pages: _Optional[int] = ..., host_fetched_pages: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class SpeculativeStats(_message.Message):
+    __slots__ = ("steps", "drafted_tokens", "accepted_tokens")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, steps: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,49 @@
+"""Small parts of the loop: what other threads asked for, and the watcher that sees its news.
+
+Owns no thread and no lock: the loop guards the inbox with its condition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from branchline.engine.scheduler import Group
+from branchline.engine.types import Delta, Request
+
+logger = logging.getLogger(__name__)
+
+Watch = Callable[[Request, Delta, float], None]
+"""Sees every piece of news with its request and the time on the loop's clock. Called on the loop's thread."""
+
+
+@dataclass(slots=True)
+class Inbox:
+    """What other threads ask for; guarded by the loop's condition."""
+
+    groups: deque[Group] = field(default_factory=deque)
+    aborts: dict[str, str] = field(default_factory=dict)  # request id → words
+    calls: deque[Callable[[], None]] = field(default_factory=deque)
+    stop: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.groups or self.aborts or self.calls or self.stop)
+
+
+class Watcher:
+    """Calls a watch; its faults cost no request, but end the watching."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self.watch = watch
+
+    def tell(self, group: Group | None, delta: Delta, now: float) -> None:
+        """Let it see one piece of news of a live request."""
+        if group is None or self.watch is None:
+            return
+        try:
+            self.watch(group.request, delta, now)
+        except Exception:
+            logger.exception("metrics or tracing failed; they are off from here on")
+            self.watch = None

@@ -1,0 +1,84 @@
+"""Guessed tokens in a step: asks the drafter for them, makes room, and keeps of each row's results what came true.
+
+A row with a draft computes its last token and the guesses after it; every result is sampled by (seed, position)
+as it would be alone, so the first that differs from the guess is still right and ends the row. KV of the rest
+lies beyond `computed` and is overwritten.
+"""
+
+from __future__ import annotations
+
+from branchline.engine.errors import InternalError
+from branchline.engine.scheduler.batch import Row
+from branchline.engine.scheduler.pages import PageTables
+from branchline.engine.scheduler.progress import Progress
+from branchline.engine.speculative.controller import Drafter
+from branchline.engine.types import RowResult
+
+
+def add(drafter: Drafter, rows: list[Row], pages: PageTables, max_tokens: int, reserve: int) -> None:
+    """Give decode `rows` drafts, at most `max_tokens` with them. `reserve` pages are spoken for."""
+    limits = [(row.sequence, row.sequence.max_len - len(row.sequence.tokens) - 1) for row in rows]
+    drafts = drafter.plan(limits, len(rows), max_tokens - len(rows))
+    for row in rows:
+        draft = drafts.get(row.sequence.number)
+        if draft:
+            room = _room(row, len(draft), pages, reserve)
+            row.draft = draft[:room]
+            row.count += len(row.draft)
+
+
+def _room(row: Row, wanted: int, pages: PageTables, reserve: int) -> int:
+    """How many guessed tokens have a place: on pages that nobody else waits for."""
+    sequence, size = row.sequence, pages.page_size
+    have = len(sequence.pages) * size - sequence.computed - 1
+    if have >= wanted:
+        return wanted
+    need = -(-(wanted - have) // size)
+    if pages.cache.available() - need < reserve:
+        return have
+    return pages.extend(sequence, 1 + wanted) - 1
+
+
+def check(result: RowResult) -> None:
+    """Raise InternalError for a result that can't be used."""
+    if result.error is not None:
+        raise InternalError(f"the model gave unusable logits: {result.error}")
+
+
+def begin(drafter: Drafter | None, row: Row, hidden: object | None) -> None:
+    """A prompt is computed and its first token chosen."""
+    if drafter is not None and drafter.wants_hidden:
+        last = row.first_row + row.plans - 1
+        drafter.settle(row.sequence, 0, 0, 0, _rows(hidden, last, 1))
+
+
+def commit(
+    drafter: Drafter | None,
+    row: Row,
+    results: list[RowResult],
+    progress: Progress,
+    now: float,
+    hidden: object | None = None,
+) -> bool:
+    """Append a decode row's tokens up to the first wrong guess, that one's right token included; whether it ended."""
+    sequence, draft = row.sequence, row.draft
+    ended, taken, before = False, 0, sequence.accepted
+    sequence.drafted += len(draft)
+    for place, result in enumerate(results):
+        check(result)
+        is_right = place < len(draft) and result.token_id == draft[place]
+        sequence.accepted += is_right
+        ended = progress.advance(sequence, result, now)
+        taken = place + 1
+        sequence.computed = row.start + taken
+        if ended or not is_right:
+            break
+    if drafter is not None and (draft or drafter.wants_hidden):
+        right = sequence.accepted - before
+        drafter.settle(sequence, len(draft), min(len(draft), taken), right, _rows(hidden, row.first_row, taken))
+    return ended
+
+
+def _rows(hidden: object | None, first: int, count: int) -> object | None:
+    """`count` rows of the states from `first` on."""
+    return None if hidden is None else hidden[first : first + count]  # type: ignore[index]
