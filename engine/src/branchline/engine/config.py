@@ -89,6 +89,14 @@ class EngineConfig:
         section="server", minimum=1, maximum=1_000_000,
     )  # fmt: skip
     parent_pid: int | None = option(None, "exit when this process is gone", section="server", minimum=1)
+    metrics_port: int | None = option(
+        None, "port that answers GET /metrics in Prometheus text form, without a key; 0 takes a free one (default: none)",
+        section="server", minimum=0, maximum=65535,
+    )  # fmt: skip
+    otlp_endpoint: str = option(
+        "", "OTLP collector, such as http://127.0.0.1:4318, that gets a span a request; needs branchline[otel]",
+        section="server",
+    )  # fmt: skip
     log_level: str = option(
         "info", "least severe level that is logged", section="server", choices=("debug", "info", "warning", "error")
     )

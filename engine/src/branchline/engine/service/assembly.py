@@ -19,16 +19,19 @@ from branchline.engine.cache import CacheContext, RadixCacheBackend, build_cache
 from branchline.engine.config import EngineConfig
 from branchline.engine.errors import LoadError
 from branchline.engine.loop import EngineLoop, LoopOptions
+from branchline.engine.loop_parts import Watch
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization import QuantizationMethod, choose
 from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.service import hardware
 from branchline.engine.service.limits import ModelInfo
 from branchline.engine.speculative import DraftContext, Drafter, build_drafter
-from branchline.engine.types import Executor, SamplingParams
+from branchline.engine.types import Delta, Executor, Request, SamplingParams
 
 if TYPE_CHECKING:
     from branchline.engine.model.source import LoadedModel
+    from branchline.engine.service.metrics import Metrics
+    from branchline.engine.service.tracing import Tracing
 
 Progress = Callable[[str, int, int], None]
 CLOSE_S = 5.0  # for the step that runs when everything is closed
@@ -43,6 +46,8 @@ class Engine:
     model: ModelInfo
     executor: Executor
     drafter: Drafter | None
+    metrics: Metrics | None
+    tracing: Tracing | None
     components: tuple[str, ...]
 
     def close(self) -> None:
@@ -51,6 +56,8 @@ class Engine:
             self.executor.close()
             if self.drafter is not None:
                 self.drafter.close()
+        if self.tracing is not None:
+            self.tracing.close()
 
 
 def build(config: EngineConfig, progress: Progress, given: Collection[str] = ()) -> Engine:
@@ -83,7 +90,10 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
         lease_budget=config.lease_budget,
         lease_tenant_budget=config.lease_tenant_budget,
     )
-    loop = EngineLoop(executor, cache, _vocabulary(loaded.spec), options, drafter=drafter)
+    watchers, metrics, tracing = _watchers(config, loaded)
+    loop = EngineLoop(executor, cache, _vocabulary(loaded.spec), options, drafter=drafter, watch=watchers)
+    if metrics is not None:
+        metrics.stats = loop.stats
     model = _describe(config, loaded, plan, executor, context_length, pages)
     used = {
         "models": loaded.spec.architecture,
@@ -97,7 +107,16 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
         used["quantization_methods"] = method.name
     if drafter is not None:
         used["speculative_algorithms"] = config.speculative.algorithm
-    return Engine(config, loop, model, executor, drafter, tuple(_component(kind, name) for kind, name in used.items()))
+    return Engine(
+        config,
+        loop,
+        model,
+        executor,
+        drafter,
+        metrics,
+        tracing,
+        tuple(_component(kind, name) for kind, name in used.items()),
+    )
 
 
 def _context_length(config: EngineConfig, spec: ModelSpec) -> int:
@@ -107,6 +126,28 @@ def _context_length(config: EngineConfig, spec: ModelSpec) -> int:
             f"context-length {length} is above the checkpoint's {spec.context_length}: lower it", field="context_length"
         )
     return length
+
+
+def _watchers(config: EngineConfig, loaded: LoadedModel) -> tuple[Watch | None, Metrics | None, Tracing | None]:
+    """What sees the loop's news, with the metrics and the tracing among it."""
+    metrics = tracing = None
+    if config.metrics_port is not None:
+        from branchline.engine.service.metrics import Metrics
+
+        metrics = Metrics()
+    if config.otlp_endpoint:
+        from branchline.engine.service import tracing as spans
+
+        tracing = spans.start(config.otlp_endpoint, default_names(config.model, loaded.path)[0])
+    watchers: list[Watch] = [one.news for one in (metrics, tracing) if one is not None]
+    if len(watchers) < 2:
+        return (watchers[0] if watchers else None), metrics, tracing
+
+    def both(request: Request, delta: Delta, now: float) -> None:
+        for watcher in watchers:
+            watcher(request, delta, now)
+
+    return both, metrics, tracing
 
 
 def _drafter(

@@ -109,6 +109,9 @@ async def _serve(config: EngineConfig, engine: assembly.Engine, progress: Progre
     watchdog = Watchdog(engine.loop, config.step_timeout, config.stall_dump_dir)
     watchdog.start()
     await server.start()
+    exposed = None
+    if engine.metrics is not None:
+        exposed = engine.metrics.serve(config.host, config.metrics_port or 0)
     gc.collect()
     gc.freeze()  # what is loaded stays: no later collection walks it in the middle of a step
     shown = f"[{config.host}]" if ":" in config.host else config.host
@@ -122,11 +125,16 @@ async def _serve(config: EngineConfig, engine: assembly.Engine, progress: Progre
         "pid": os.getpid(),
         "seconds": round(progress.seconds, 3),
     }
+    if exposed is not None:
+        ready["metrics_port"] = exposed.port
+        progress.say(f"metrics on http://{shown}:{exposed.port}/metrics")
     print(json.dumps(ready), flush=True)
     await stop.wait()
     progress.say(f"draining, at most {config.drain_timeout:g} s")
     ended = await server.drain(config.drain_timeout)
     watchdog.stop()
+    if exposed is not None:
+        exposed.close()
     if not ended:
         progress.say("stopped while a step does not end")
         sys.stderr.flush()

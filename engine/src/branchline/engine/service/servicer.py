@@ -157,6 +157,9 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
             steps=stats.steps,
             scheduler_ms_per_step=stats.scheduler_ms_per_step,
             components=self._components,
+            speculative=pb.SpeculativeStats(
+                steps=stats.draft_steps, drafted_tokens=stats.drafted_tokens, accepted_tokens=stats.accepted_tokens
+            ),
         )
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Context) -> None:
