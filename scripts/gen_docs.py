@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "engine" / "src"))
 from branchline.cli.serve import ServeConfig  # noqa: E402
 from branchline.engine.config import EngineConfig  # noqa: E402
 from branchline.engine.options import markdown  # noqa: E402
+from branchline.engine.service import metrics  # noqa: E402
 
 OUT = ROOT / "docs" / "reference"
 ROUTER = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "branchline-router"
@@ -47,6 +48,7 @@ def pages() -> dict[Path, str]:
     """Committed files and what they should hold."""
     return {
         OUT / "engine-options.md": markdown(EngineConfig, "Engine options", ENGINE),
+        OUT / "engine-metrics.md": metrics.markdown(),
         OUT / "serve-options.md": markdown(ServeConfig, "Options of branchline serve", SERVE),
     } | {path: router_page(name) for name, path in ROUTER_PAGES.items()}
 

@@ -102,7 +102,7 @@ def test_a_provider_that_raises_is_named(providers: Registry[Callable[..., objec
             return {}
 
     providers.register("broken")(Broken)
-    with pytest.raises(LoadError, match="model override 'broken' of .* failed: KeyError"):
+    with pytest.raises(LoadError, match=r"model override 'broken' of .* failed: KeyError"):
         overrides.apply(EngineConfig(model="m"), facts(), ())
 
 

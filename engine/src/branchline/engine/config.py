@@ -90,7 +90,7 @@ class EngineConfig:
     )  # fmt: skip
     parent_pid: int | None = option(None, "exit when this process is gone", section="server", minimum=1)
     metrics_port: int | None = option(
-        None, "port that answers GET /metrics in Prometheus text form, without a key; 0 takes a free one (default: none)",
+        None, "port that answers GET /metrics in Prometheus text form, without a key; 0: a free one (default: none)",
         section="server", minimum=0, maximum=65535,
     )  # fmt: skip
     otlp_endpoint: str = option(
