@@ -80,7 +80,12 @@ fn a_step_frame_has_its_golden_bytes() {
         reason: FinishReason::Stop.into(),
         completion_tokens: 3,
         retractions: 1,
-        timings: Some(proto::Timings { queue_ms: 0.5, prefill_ms: 12.25, decode_ms: 100.0, ..Default::default() }),
+        timings: Some(proto::Timings {
+            queue_ms: 0.5,
+            prefill_ms: 12.25,
+            decode_ms: 100.0,
+            ..Default::default()
+        }),
         matched: Some(proto::finish::Matched::MatchedStop("\n\n".into())),
         ..Default::default()
     };
