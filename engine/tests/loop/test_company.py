@@ -7,15 +7,18 @@ so ids, text, logprobs and ends are compared for equality with a run alone, in o
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from branchline import _native
 from branchline.engine.cache import CacheContext, build_cache
+from branchline.engine.config import SpeculativeOptions
 from branchline.engine.executor.native import NativeExecutor, build_executor
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.model.load import load_model
 from branchline.engine.scheduler import SchedulerOptions
+from branchline.engine.speculative import Ask, DraftContext, Drafted, Drafter, Proposal
+from branchline.engine.speculative.ngram import NgramDrafts
 from branchline.engine.types import Delta, LogprobParams, Request, SamplingParams
 from harness import Answer, Engine
 from pairwise import Row, covering, pairs, wanted
@@ -34,6 +37,7 @@ FACTORS: dict[str, tuple[object, ...]] = {
     "logprobs": ("none", "output", "input"),
     "temperature": (0.0, 0.9),
     "neighbours leave": (False, True),
+    "guesses": ("off", "ngram", "known"),
 }
 ROWS = covering(FACTORS)
 
@@ -50,13 +54,26 @@ class Served:
     """A loop over the shared executor, stepped by hand; answers by (request, sequence)."""
 
     def __init__(
-        self, parts: tuple[NativeExecutor, _native.Vocabulary], pages: int, backend: str, **limits: object
+        self,
+        parts: tuple[NativeExecutor, _native.Vocabulary],
+        pages: int,
+        backend: str,
+        guesses: str = "off",
+        known: Sequence[list[int]] = (),
+        **limits: object,
     ) -> None:
         executor, vocabulary = parts
         executor.num_pages = pages  # fewer than it has: the rest is not used
         self.cache = build_cache(backend, CacheContext(pages, PAGE_SIZE))
         options = LoopOptions(SchedulerOptions(**limits), eos_token_ids=(2,), audit_when_idle=True)  # type: ignore[arg-type]
-        self.loop = EngineLoop(executor, self.cache, vocabulary, options)
+        context = DraftContext(
+            SpeculativeOptions("test", 6), PAGE_SIZE, pages, executor.vocab_size, self.cache.block_hashes
+        )
+        self.drafter = None
+        if guesses != "off":
+            algorithm = NgramDrafts(context) if guesses == "ngram" else Known(known)
+            self.drafter = Eager(algorithm, context.options)
+        self.loop = EngineLoop(executor, self.cache, vocabulary, options, drafter=self.drafter)
         self.answers: dict[tuple[str, int], Answer] = {}
 
     def take(self, step: int, deltas: list[Delta]) -> None:
@@ -70,6 +87,46 @@ class Served:
         while self.loop.busy:
             self.loop.step()
         self.loop.audit()
+
+
+class Known:
+    """Guesses what the target is going to say, each fourth token wrong."""
+
+    api_version = 1
+    free = True
+    wants_hidden = False
+
+    def __init__(self, outputs: Sequence[list[int]]) -> None:
+        self.outputs = outputs
+
+    @staticmethod
+    def option_faults(options: SpeculativeOptions) -> list[str]:
+        return []
+
+    def propose(self, asked: list[Ask]) -> list[Proposal]:
+        return [Proposal(self._guess(ask)) for ask in asked]
+
+    def _guess(self, ask: Ask) -> list[int]:
+        said = ask.sequence.tokens[len(prompt(1, 83)) :]
+        for output in self.outputs:
+            if said and output[: len(said)] == said:
+                rest = output[len(said) : len(said) + ask.limit]
+                return [token + (at % 4 == 3) for at, token in enumerate(rest, len(said))]
+        return [300] * ask.limit
+
+    def accepted(self, sequence: Drafted, hidden: object) -> None:
+        raise AssertionError("hidden states were not asked for")
+
+    def end(self, sequence: Drafted, finished: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Eager(Drafter):
+    """Steps cost it the same whatever they hold: it checks all it is given."""
+
+    def measured(self, tokens: int, ms: float) -> None:
+        super().measured(tokens, 1.0)
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:
@@ -99,12 +156,24 @@ def target(row: Row) -> Request:
     return Request("target", prompt(1, 83), sampling, logprobs, priority=priority)
 
 
-def in_company(parts: tuple[NativeExecutor, _native.Vocabulary], row: Row) -> tuple[dict[int, Answer], int]:
-    """The target's answers in the circumstances of a row, and how often it was retracted."""
+def in_company(
+    parts: tuple[NativeExecutor, _native.Vocabulary], row: Row, known: Sequence[list[int]]
+) -> tuple[dict[int, Answer], int, int]:
+    """The target's answers in the circumstances of a row, how often it was retracted and how many guesses held.
+
+    `known` is what the target is going to say.
+    """
     pages = PAGES if row["pages"] == "roomy" else 26
     backend = "none" if row["cache"] == "off" else "native"
     served = Served(
-        parts, pages, backend, max_step_tokens=row["step"], prefill_chunk=row["chunk"], max_running_requests=16
+        parts,
+        pages,
+        backend,
+        str(row["guesses"]),
+        known,
+        max_step_tokens=row["step"],
+        prefill_chunk=row["chunk"],
+        max_running_requests=16,
     )
     request = target(row)
     if row["cache"] in ("hit", "evicted"):
@@ -136,7 +205,8 @@ def in_company(parts: tuple[NativeExecutor, _native.Vocabulary], row: Row) -> tu
             served.loop.abort(f"other-{number}")
     served.finish()
     found = {index: answer for (name, index), answer in served.answers.items() if name == "target"}
-    return found, sum(answer.finish.retractions for answer in found.values() if answer.finish)
+    ends = [answer.finish for answer in found.values() if answer.finish]
+    return found, sum(end.retractions for end in ends), sum(end.accepted for end in ends)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +224,7 @@ def alone(parts: tuple[NativeExecutor, _native.Vocabulary]) -> dict[str, dict[in
 
 
 RETRACTED: list[int] = []
+ACCEPTED: list[int] = []
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(str(value) for value in row.values()))
@@ -161,8 +232,10 @@ def test_the_same_request_gives_the_same_bits(
     parts: tuple[NativeExecutor, _native.Vocabulary], alone: dict[str, dict[int, Answer]], row: Row
 ) -> None:
     expected = alone[repr(target({**row, "pages": "roomy"}))]
-    found, retractions = in_company(parts, row)
+    found, retractions, accepted = in_company(parts, row, [answer.token_ids for answer in expected.values()])
     RETRACTED.append(retractions)
+    if row["guesses"] == "known":
+        ACCEPTED.append(accepted)
     assert found.keys() == expected.keys()
     for index, one in expected.items():
         other = found[index]
@@ -179,6 +252,11 @@ def test_the_same_request_gives_the_same_bits(
 def test_rows_did_retract_the_request() -> None:
     if len(RETRACTED) == len(ROWS):  # all of them ran
         assert sum(count > 0 for count in RETRACTED) >= 3, RETRACTED
+
+
+def test_rows_did_take_guesses_that_came_true() -> None:
+    if len(RETRACTED) == len(ROWS):
+        assert sum(count > 0 for count in ACCEPTED) >= 3, ACCEPTED
 
 
 def test_every_two_circumstances_meet() -> None:
