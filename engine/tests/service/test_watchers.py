@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from branchline.engine.errors import LoadError
+from branchline.engine.loop_parts import Watcher
 from branchline.engine.service import tracing
 from branchline.engine.service.metrics import TABLE, Metrics
 from branchline.engine.types import Request, SamplingParams
@@ -35,7 +36,7 @@ def served(engine: Engine, metrics: Metrics) -> dict[str, float]:
 
 def test_every_series_is_served_and_counts_what_ran() -> None:
     metrics, engine = Metrics(), Engine()
-    engine.loop._watch = metrics.news
+    engine.loop._watcher = Watcher(metrics.news)
     for number in range(3):
         engine.run(f"r{number}", list(range(20)), max_tokens=6, ignore_eos=True)
     found = served(engine, metrics)
@@ -66,7 +67,7 @@ def test_a_watcher_that_raises_costs_no_request(caplog: pytest.LogCaptureFixture
     def watch(*_: object) -> None:
         raise ZeroDivisionError
 
-    engine.loop._watch = watch
+    engine.loop._watcher = Watcher(watch)
     assert engine.run("r", [1, 2, 3], max_tokens=4, ignore_eos=True).finish is not None
     assert "they are off from here on" in caplog.text
 
@@ -111,7 +112,7 @@ def collector() -> Iterator[Collector]:
 def test_a_request_becomes_spans_under_the_callers_own(collector: Collector) -> None:
     engine = Engine()
     spans = tracing.start(f"http://127.0.0.1:{collector.server_port}", "tiny")
-    engine.loop._watch = spans.news
+    engine.loop._watcher = Watcher(spans.news)
     sampling = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     engine.loop.submit(Request("r", (1, 2, 3), sampling, traceparent=PARENT), engine.take)
     engine.finish()
