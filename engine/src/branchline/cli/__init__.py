@@ -12,6 +12,7 @@ COMMANDS = {
     "serve": "gateway and engines on this machine, ready for clients",
     "engine": "one engine worker, for a gateway elsewhere",
     "explain-config": "where each option's value comes from, for one checkpoint",
+    "bench": "measure any OpenAI-compatible server from outside",
     "doctor": "what this machine has and what would be used",
     "plugins": "every registered implementation and every plugin that failed",
 }
