@@ -1,4 +1,4 @@
-"""`branchline plugins`: lists every registered implementation, and failures with their tracebacks."""
+"""`branchline plugins`: lists every registered implementation, and failures with their tracebacks; `new` writes one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import os
 from collections.abc import Sequence
 
 from branchline import registry
-from branchline.cli import extensions
+from branchline.cli import extensions, scaffold
 
-_COLUMNS = ("kind", "name", "version", "distribution", "state")
+_COLUMNS = ("kind", "name", "api_version", "version", "distribution", "state", "file")
 
 
 def run(argv: Sequence[str]) -> int:
     """Print the list; 1 if something failed to load."""
+    if argv and argv[0] == "new":
+        return scaffold.run(argv[1:])
     parser = argparse.ArgumentParser(prog="branchline plugins", description=__doc__)
     parser.add_argument("--plugin", action="append", help="module, or module:function, to import first")
     parser.add_argument(
-        "--import", dest="load", action="store_true", help="import every implementation, to find failures"
+        "--check",
+        "--import",
+        dest="load",
+        action="store_true",
+        help="import every implementation and compare it with its kind's members; exit code 1 if one fails",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(list(argv))
@@ -71,5 +77,5 @@ def _import_all() -> None:
         for entry in one.entries():
             try:
                 one.get(entry.name)
-            except registry.RegistryError:
-                continue  # the entry keeps the traceback, which is printed
+            except registry.RegistryError as error:
+                entry.failure = entry.failure or str(error)  # it imports, but lacks a member
