@@ -160,18 +160,29 @@ class CpuModel:
         threads: int = 0,
         isa: str | None = None,
         weight_dtype: str = "auto",
-        kv_dtype: str = "f16",
+        kv_dtype: str = "i16",
     ) -> CpuModel:
         """Fields of ModelSpec by name; rope_scaling a dict or None. threads 0: as many as cores."""
 
-    def add(self, name: str, type_name: str, rows: int, cols: int, data: bytes, interleaved_heads: int = 0) -> None:
-        """Take one tensor as stored; a vector has one column."""
+    def add(
+        self, name: str, type_name: str, rows: int, cols: int, data: bytes | memoryview, interleaved_heads: int = 0
+    ) -> None:
+        """Take one tensor as stored; a vector has one column. The buffer must not change meanwhile."""
 
     def finish(self) -> None:
         """Check that nothing is missing, reserve the cache and start the threads."""
 
     def weight_bytes(self) -> int:
         """Bytes of weights held."""
+
+    def start_profile(self, on: bool) -> None:
+        """Measure where the time of steps goes from now on, or no more; forgets what was measured."""
+
+    def profile(self) -> list[tuple[str, float, int]]:
+        """(operation, seconds, calls) since start_profile."""
+
+    def sweep(self, rounds: int) -> tuple[int, float]:
+        """Read all weights and compute nothing: bytes of a round and seconds of the fastest."""
 
     def run(
         self,

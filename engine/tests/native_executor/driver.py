@@ -85,6 +85,9 @@ class Memory:
     def names(self) -> set[str]:
         return set(self.tensors)
 
+    def in_file_order(self) -> list[str]:
+        return list(self.tensors)
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self.tensors[name].shape
 
@@ -169,8 +172,10 @@ def build(
     page_size: int = 16,
     threads: int = 1,
     isa: str | None = None,
+    weight_dtype: str = "auto",
 ) -> NativeExecutor:
     """An executor on the CPU."""
     return build_executor(
-        model, device="cpu", dtype=dtype, num_pages=pages, page_size=page_size, threads=threads, isa=isa
-    )
+        model, device="cpu", dtype=dtype, num_pages=pages, page_size=page_size, threads=threads, isa=isa,
+        weight_dtype=weight_dtype,
+    )  # fmt: skip

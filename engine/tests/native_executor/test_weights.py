@@ -37,7 +37,7 @@ def test_format_computes_what_its_values_say(format_name: str, isa: str) -> None
     model = tiny_model(format_name)
     found = logits_of(build(model, isa=isa), [(Line([0, 1, 2]), TEXT)], every_row=True)
     expected = logits_of(build(exactly(model), dtype="float32"), [(Line([0, 1, 2]), TEXT)], every_row=True)
-    # Quantised formats round activations to 8 bits a block of 32 and the cache to f16; the others the cache only.
+    # Quantised formats round activations to 8 bits a block of 32 and the cache to 13 bits; the others the cache only.
     bound = 0.03 if format_name in QUANTISED else 0.002
     assert spread(found, expected) < bound
     if format_name in QUANTISED:
@@ -157,8 +157,8 @@ def test_closed_executor_refuses_and_closes_again() -> None:
 def test_numerics_id_tells_weights_kernels_and_types_apart() -> None:
     ids = {
         numerics_id(*parts)
-        for parts in (("a", "avx2", "auto", "f16"), ("b", "avx2", "auto", "f16"), ("a", "avx512", "auto", "f16"),
-                      ("a", "avx2", "int8", "f16"), ("a", "avx2", "auto", "f32"))
+        for parts in (("a", "avx2", "auto", "i16"), ("b", "avx2", "auto", "i16"), ("a", "avx512", "auto", "i16"),
+                      ("a", "avx2", "int8", "i16"), ("a", "avx2", "auto", "f32"))
     }  # fmt: skip
     assert len(ids) == 5
 

@@ -30,6 +30,9 @@ class Raw:
     def names(self) -> set[str]:
         return set(self.tensors)
 
+    def in_file_order(self) -> list[str]:
+        return list(self.tensors)
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self.tensors[name].shape
 

@@ -16,11 +16,10 @@ use pyo3::buffer::PyBuffer;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::kernels::{Isa, Kernels, Rows, Threads};
-use crate::model::{Batch, Builder, Format, Model, Options, Scaling, Spec, Stored, WeightType};
+use crate::kernels::{Isa, Kernels, Rows, Threads, bytes_of};
+use crate::model::{Batch, Builder, Format, Model, Op, Options, Scaling, Spec, Stored, WeightType};
 use sample::{Outcome, Plan};
 
 pub(crate) use penalty::PenaltyState;
@@ -58,7 +57,7 @@ fn guarded<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, String> + S
 #[pymethods]
 impl CpuModel {
     #[new]
-    #[pyo3(signature = (spec, *, num_pages, page_size, threads = 0, isa = None, weight_dtype = "auto", kv_dtype = "f16"))]
+    #[pyo3(signature = (spec, *, num_pages, page_size, threads = 0, isa = None, weight_dtype = "auto", kv_dtype = "i16"))]
     fn new(
         spec: &Bound<'_, PyDict>,
         num_pages: usize,
@@ -73,15 +72,16 @@ impl CpuModel {
             Some(name) => named(name, "isa", Isa::ALL.into_iter().map(|isa| (isa.name(), isa)))?,
         };
         let weights = named(weight_dtype, "weight_dtype", WeightType::ALL)?;
-        let half_cache = named(kv_dtype, "kv_dtype", [("f16", true), ("f32", false)])?;
+        let coded_cache = named(kv_dtype, "kv_dtype", [("i16", true), ("f32", false)])?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads.min(1024) };
-        let options = Options { isa, threads, weights, half_cache, pages: num_pages, page_size };
+        let options = Options { isa, threads, weights, coded_cache, pages: num_pages, page_size };
         let builder = Builder::new(spec_of(spec)?, options).map_err(refused)?;
         Ok(Self { state: State::Loading(Box::new(builder)), isa: isa.name(), threads })
     }
 
-    /// Take one tensor as stored: `rows` rows of `cols` values of a GGUF type. `interleaved_heads` undoes the
+    /// Take one tensor as stored: `rows` rows of `cols` values of a GGUF type, in any buffer of bytes, which must
+    /// not change meanwhile. `interleaved_heads` undoes the
     /// row order that GGUF converters give queries and keys; 0 for none.
     #[pyo3(signature = (name, type_name, rows, cols, data, interleaved_heads = 0))]
     #[allow(clippy::too_many_arguments)]
@@ -92,7 +92,7 @@ impl CpuModel {
         type_name: &str,
         rows: usize,
         cols: usize,
-        data: PyBackedBytes,
+        data: PyBuffer<u8>,
         interleaved_heads: usize,
     ) -> PyResult<()> {
         let State::Loading(builder) = &mut self.state else {
@@ -100,7 +100,8 @@ impl CpuModel {
         };
         let format = Format::from_name(type_name)
             .ok_or_else(|| refused(format!("tensor {name} has type {type_name}, which is not supported")))?;
-        guarded(py, || builder.add(name, &Stored { format, rows, cols, bytes: &data, interleaved_heads }))
+        let bytes = bytes_of(&data).ok_or_else(|| refused(format!("tensor {name} is not contiguous")))?;
+        guarded(py, || builder.add(name, &Stored { format, rows, cols, bytes, interleaved_heads }))
     }
 
     /// Check that nothing is missing, reserve the cache and start the threads.
@@ -110,6 +111,25 @@ impl CpuModel {
         };
         self.state = State::Ready(Box::new(guarded(py, || builder.finish())?));
         Ok(())
+    }
+
+    /// Measure where the time of steps goes from now on, or no more; forgets what was measured.
+    fn start_profile(&mut self, on: bool) -> PyResult<()> {
+        self.ready()?.profile.reset(on);
+        Ok(())
+    }
+
+    /// (operation, seconds, calls) since `start_profile`.
+    fn profile(&mut self) -> PyResult<Vec<(&'static str, f64, u64)>> {
+        Ok(self.ready()?.profile.report())
+    }
+
+    /// Read all weights `rounds` times and compute nothing: bytes of a round and seconds of the fastest.
+    fn sweep(&mut self, py: Python<'_>, rounds: usize) -> PyResult<(usize, f64)> {
+        let model = self.ready()?;
+        let (bytes, seconds, sum) = guarded(py, || Ok(model.sweep(rounds)))?;
+        std::hint::black_box(sum);
+        Ok((bytes, seconds))
     }
 
     /// Bytes of weights held.
@@ -165,8 +185,10 @@ impl CpuModel {
     ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let plans: Vec<Plan> = plans.iter().map(plan::from_python).collect::<PyResult<_>>()?;
         let model = self.ready()?;
+        model.profile.begin();
         let (logits, kernels, threads) = model.split();
         let outcomes = guarded(py, || answer(&logits, kernels, Some(threads), &plans))?;
+        model.profile.lap(Op::Sample);
         outcomes.into_iter().map(|outcome| plan::to_python(py, outcome)).collect()
     }
 

@@ -2,9 +2,10 @@
 //!
 //! Context is cut at fixed absolute positions into splits of `SPLIT` tokens. Inside a split: all scores, their
 //! maximum, exponentials and sum, then values in token order. Splits are merged in order. So the result of a
-//! query depends on its own context only, whatever else is in the tile, the step or the pool.
+//! query depends on its own context only, whatever else is in the tile, the step or the pool. This file holds
+//! the pool, the work on f32 pools and the parts that both have; `coded` holds the work on 16-bit pools.
 
-use super::rows::to_half;
+use super::coded;
 use super::simd::{Simd, exp};
 
 /// Tokens of one split; part of the numerics.
@@ -13,15 +14,16 @@ pub(crate) const SPLIT: usize = 256;
 pub(crate) const WIDEST: usize = 256;
 /// Most queries of one call, over all instruction sets.
 pub(crate) const QUERIES: usize = 12;
-const PITCH: usize = SPLIT + 16;
+pub(super) const PITCH: usize = SPLIT + 16;
 
-/// One layer's pool. Keys of a page lie as [kv_heads][head_dim][page_size], values as
-/// [kv_heads][page_size][value_pitch]; elements are f32 or f16.
+/// One layer's pool. In f32, keys of a page lie as [kv_heads][head_dim][page_size], values as
+/// [kv_heads][page_size][value_pitch]. Coded, each head of a page holds 16-bit integers, keys as
+/// [head_dim / 2][page_size][2] and values as [page_size / 2][value_pitch][2], and then an f32 scale a token.
 #[derive(Clone, Copy)]
 pub(crate) struct Pool {
     pub(crate) keys: *mut u8,
     pub(crate) values: *mut u8,
-    pub(crate) half: bool,
+    pub(crate) coded: bool,
     pub(crate) page_size: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
@@ -35,13 +37,29 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// Elements of keys before those of `head` in `page`.
-    #[inline(always)]
-    fn key(&self, page: usize, head: usize) -> usize {
-        (page * self.kv_heads + head) * self.head_dim * self.page_size
+    /// Bytes of one head's keys and of its values in a page.
+    pub(crate) fn head_bytes(&self) -> (usize, usize) {
+        let size = self.page_size;
+        if !self.coded {
+            return (size * self.head_dim * 4, size * self.value_pitch * 4);
+        }
+        let pairs = size.next_multiple_of(2);
+        (size * (self.head_dim * 2 + 4), pairs * self.value_pitch * 2 + size * 4)
     }
 
-    /// Elements of values before those of token `offset` of `head` in `page`.
+    /// Where the keys of `head` in `page` start.
+    #[inline(always)]
+    pub(super) fn key_head(&self, page: usize, head: usize) -> *mut u8 {
+        self.keys.wrapping_add((page * self.kv_heads + head) * self.head_bytes().0)
+    }
+
+    /// Where the values of `head` in `page` start.
+    #[inline(always)]
+    pub(super) fn value_head(&self, page: usize, head: usize) -> *mut u8 {
+        self.values.wrapping_add((page * self.kv_heads + head) * self.head_bytes().1)
+    }
+
+    /// f32 elements of values before those of token `offset` of `head` in `page`.
     #[inline(always)]
     fn value(&self, page: usize, head: usize, offset: usize) -> usize {
         ((page * self.kv_heads + head) * self.page_size + offset) * self.value_pitch
@@ -73,10 +91,11 @@ pub(crate) struct Attend<'a> {
 /// Working memory of one thread.
 pub(crate) struct Scratch {
     q: [f32; QUERIES * PITCH],
-    scores: [f32; QUERIES * PITCH],
-    acc: [f32; QUERIES * WIDEST],
+    pub(super) scores: [f32; QUERIES * PITCH],
+    pub(super) acc: [f32; QUERIES * WIDEST],
     tile: [f32; WIDEST * 16],
     rows: [usize; SPLIT],
+    pub(super) coded: coded::Scratch,
 }
 
 impl Scratch {
@@ -87,6 +106,7 @@ impl Scratch {
             acc: [0.0; QUERIES * WIDEST],
             tile: [0.0; WIDEST * 16],
             rows: [0; SPLIT],
+            coded: coded::Scratch::new(),
         })
     }
 }
@@ -97,6 +117,7 @@ pub(crate) unsafe fn attend<S: Simd>(job: &Attend<'_>, scratch: &mut Scratch) {
     macro_rules! rows {
         ($($m:literal),*) => {
             match job.queries.len() {
+                $($m if $m <= S::QUERIES && job.pool.coded => coded::tile::<S, $m>(job, scratch),)*
                 $($m if $m <= S::QUERIES => tile::<S, $m>(job, scratch),)*
                 _ => unreachable!("at most Simd::QUERIES queries a call"),
             }
@@ -118,12 +139,7 @@ unsafe fn tile<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratch)
             scratch.q[m * PITCH + d] = *data.add(d) * job.scale;
         }
     }
-    let mut first = usize::MAX;
-    let mut last = 0;
-    for query in job.queries {
-        first = first.min((query.position + 1).saturating_sub(job.window));
-        last = last.max(query.position + 1);
-    }
+    let (first, last) = span(job);
     let mut tops = [f32::NEG_INFINITY; M];
     let mut totals = [0.0f32; M];
     for split in first / SPLIT..last.div_ceil(SPLIT) {
@@ -144,22 +160,37 @@ unsafe fn tile<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratch)
         values::<S, M>(job, scratch, start, end, &factors);
     }
     for m in 0..M {
-        let (inverse, out) = (1.0 / totals[m], job.queries[m].out);
-        for d in (0..dim / 16 * 16).step_by(16) {
-            S::store(
-                out.add(d),
-                S::mul(S::load(scratch.acc.as_ptr().add(m * WIDEST + d)), S::splat(inverse)),
-            );
-        }
-        for d in dim / 16 * 16..dim {
-            *out.add(d) = scratch.acc[m * WIDEST + d] * inverse;
-        }
+        finish::<S>(scratch, m, totals[m], dim, job.queries[m].out);
+    }
+}
+
+/// First token that any query sees, and the one after the last.
+#[inline(always)]
+pub(super) fn span(job: &Attend<'_>) -> (usize, usize) {
+    let (mut first, mut last) = (usize::MAX, 0);
+    for query in job.queries {
+        first = first.min((query.position + 1).saturating_sub(job.window));
+        last = last.max(query.position + 1);
+    }
+    (first, last)
+}
+
+/// Results of query `m`: what was accumulated over the sum of its weights.
+#[inline(always)]
+pub(super) unsafe fn finish<S: Simd>(scratch: &Scratch, m: usize, total: f32, dim: usize, out: *mut f32) {
+    let inverse = 1.0 / total;
+    for d in (0..dim / 16 * 16).step_by(16) {
+        let sum = S::load(scratch.acc.as_ptr().add(m * WIDEST + d));
+        S::store(out.add(d), S::mul(sum, S::splat(inverse)));
+    }
+    for d in dim / 16 * 16..dim {
+        *out.add(d) = scratch.acc[m * WIDEST + d] * inverse;
     }
 }
 
 /// Tokens of start..end that query `m` sees, counted from `start`.
 #[inline(always)]
-fn visible(job: &Attend<'_>, m: usize, start: usize, end: usize) -> (usize, usize) {
+pub(super) fn visible(job: &Attend<'_>, m: usize, start: usize, end: usize) -> (usize, usize) {
     let position = job.queries[m].position;
     let from = (position + 1).saturating_sub(job.window).max(start) - start;
     (from, (position + 1).min(end).saturating_sub(start))
@@ -175,27 +206,23 @@ unsafe fn scores<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratc
     while token < end {
         if !size.is_multiple_of(16) {
             gather(job, scratch, token, end);
-            let keys = [scratch.tile.as_ptr().cast(); 4];
-            products::<S, M, 1, false>(scratch, keys, 16, pool.head_dim, token - start);
+            let keys = [scratch.tile.as_ptr(); 4];
+            products::<S, M, 1>(scratch, keys, 16, pool.head_dim, token - start);
             token += 16;
             continue;
         }
-        let mut keys = [pool.keys.cast_const(); 4];
+        let mut keys = [pool.keys.cast::<f32>().cast_const(); 4];
         let vectors = (end - token).div_ceil(16);
         for (i, key) in keys.iter_mut().enumerate().take(vectors) {
             let at = token + i * 16;
-            let element = pool.key(job.pages[at / size] as usize, job.head) + at % size;
-            *key = pool.keys.add(element << (2 - usize::from(pool.half)));
+            *key = pool.key_head(job.pages[at / size] as usize, job.head).cast::<f32>().add(at % size);
         }
         // The number of vectors taken together changes registers, not the order inside a score.
         let taken = if vectors >= wide { wide } else { 1 };
-        match (taken, pool.half) {
-            (4, true) => products::<S, M, 4, true>(scratch, keys, size, pool.head_dim, token - start),
-            (4, false) => products::<S, M, 4, false>(scratch, keys, size, pool.head_dim, token - start),
-            (2, true) => products::<S, M, 2, true>(scratch, keys, size, pool.head_dim, token - start),
-            (2, false) => products::<S, M, 2, false>(scratch, keys, size, pool.head_dim, token - start),
-            (_, true) => products::<S, M, 1, true>(scratch, keys, size, pool.head_dim, token - start),
-            (_, false) => products::<S, M, 1, false>(scratch, keys, size, pool.head_dim, token - start),
+        match taken {
+            4 => products::<S, M, 4>(scratch, keys, size, pool.head_dim, token - start),
+            2 => products::<S, M, 2>(scratch, keys, size, pool.head_dim, token - start),
+            _ => products::<S, M, 1>(scratch, keys, size, pool.head_dim, token - start),
         }
         token += taken * 16;
     }
@@ -203,7 +230,7 @@ unsafe fn scores<S: Simd, const M: usize>(job: &Attend<'_>, scratch: &mut Scratc
 
 /// Vectors that `M` queries work on together, so that registers are used and loads shared.
 #[inline(always)]
-const fn wide<S: Simd, const M: usize>() -> usize {
+pub(super) const fn wide<S: Simd, const M: usize>() -> usize {
     if !S::PAIRS {
         1
     } else if M <= 4 {
@@ -215,9 +242,9 @@ const fn wide<S: Simd, const M: usize>() -> usize {
 
 /// Scores with `W` vectors of 16 tokens; stored from token `at` of the split on.
 #[inline(always)]
-unsafe fn products<S: Simd, const M: usize, const W: usize, const HALF: bool>(
+unsafe fn products<S: Simd, const M: usize, const W: usize>(
     scratch: &mut Scratch,
-    keys: [*const u8; 4],
+    keys: [*const f32; 4],
     pitch: usize,
     dim: usize,
     at: usize,
@@ -230,7 +257,7 @@ unsafe fn products<S: Simd, const M: usize, const W: usize, const HALF: bool>(
     for d in 0..dim {
         let mut key = [S::splat(0.0); W];
         for w in 0..W {
-            key[w] = load::<S, HALF>(keys[w], d * pitch);
+            key[w] = S::load(keys[w].add(d * pitch));
         }
         for m in 0..M {
             let factor = S::splat(*q.add(m * PITCH + d));
@@ -246,12 +273,6 @@ unsafe fn products<S: Simd, const M: usize, const W: usize, const HALF: bool>(
     }
 }
 
-/// 16 elements, `element` elements behind `base`.
-#[inline(always)]
-unsafe fn load<S: Simd, const HALF: bool>(base: *const u8, element: usize) -> S::F {
-    if HALF { S::load_f16(base.cast::<u16>().add(element)) } else { S::load(base.cast::<f32>().add(element)) }
-}
-
 /// Keys of 16 tokens as [head_dim][16], for pages that a vector would straddle.
 #[inline(always)]
 unsafe fn gather(job: &Attend<'_>, scratch: &mut Scratch, token: usize, end: usize) {
@@ -265,14 +286,9 @@ unsafe fn gather(job: &Attend<'_>, scratch: &mut Scratch, token: usize, end: usi
             continue;
         }
         let at = token + lane;
-        let base = pool.key(job.pages[at / size] as usize, job.head) + at % size;
+        let base = pool.key_head(job.pages[at / size] as usize, job.head).cast::<f32>().add(at % size);
         for d in 0..pool.head_dim {
-            let i = base + d * size;
-            scratch.tile[d * 16 + lane] = if pool.half {
-                super::half::from_f16(*pool.keys.cast::<u16>().add(i))
-            } else {
-                *pool.keys.cast::<f32>().add(i)
-            };
+            scratch.tile[d * 16 + lane] = *base.add(d * size);
         }
     }
 }
@@ -345,13 +361,10 @@ unsafe fn values<S: Simd, const M: usize>(
     while d < pool.value_pitch {
         let left = (pool.value_pitch - d) / 16;
         let taken = if left >= wide::<S, M>() { wide::<S, M>() } else { 1 };
-        match (taken, pool.half) {
-            (4, true) => sums::<S, M, 4, true>(pool, scratch, d, end - start, factors),
-            (4, false) => sums::<S, M, 4, false>(pool, scratch, d, end - start, factors),
-            (2, true) => sums::<S, M, 2, true>(pool, scratch, d, end - start, factors),
-            (2, false) => sums::<S, M, 2, false>(pool, scratch, d, end - start, factors),
-            (_, true) => sums::<S, M, 1, true>(pool, scratch, d, end - start, factors),
-            (_, false) => sums::<S, M, 1, false>(pool, scratch, d, end - start, factors),
+        match taken {
+            4 => sums::<S, M, 4>(pool, scratch, d, end - start, factors),
+            2 => sums::<S, M, 2>(pool, scratch, d, end - start, factors),
+            _ => sums::<S, M, 1>(pool, scratch, d, end - start, factors),
         }
         d += taken * 16;
     }
@@ -359,7 +372,7 @@ unsafe fn values<S: Simd, const M: usize>(
 
 /// Weighted sums of `count` tokens for `W` vectors of a value, from element `d` on.
 #[inline(always)]
-unsafe fn sums<S: Simd, const M: usize, const W: usize, const HALF: bool>(
+unsafe fn sums<S: Simd, const M: usize, const W: usize>(
     pool: &Pool,
     scratch: &mut Scratch,
     d: usize,
@@ -374,7 +387,7 @@ unsafe fn sums<S: Simd, const M: usize, const W: usize, const HALF: bool>(
     for t in 0..count {
         let mut value = [S::splat(0.0); W];
         for w in 0..W {
-            value[w] = load::<S, HALF>(pool.values, scratch.rows[t] + d + w * 16);
+            value[w] = S::load(pool.values.cast::<f32>().add(scratch.rows[t] + d + w * 16));
         }
         for m in 0..M {
             let factor = S::splat(*weights.add(m * PITCH + t));
@@ -407,29 +420,16 @@ pub(crate) unsafe fn write<S: Simd>(
     key: *const f32,
     value: *const f32,
 ) {
+    if pool.coded {
+        return coded::write::<S>(pool, page, offset, key, value);
+    }
     let (dim, size) = (pool.head_dim, pool.page_size);
-    let mut row = [0.0f32; WIDEST];
-    let mut halves = [0u16; WIDEST];
     for head in 0..pool.kv_heads {
-        let (to_k, to_v) = (pool.key(page, head) + offset, pool.value(page, head, offset));
-        row.as_mut_ptr().copy_from_nonoverlapping(key.add(head * dim), dim);
-        if pool.half {
-            to_half::<S>(row.as_ptr(), pool.value_pitch, halves.as_mut_ptr());
-            let keys = pool.keys.cast::<u16>().add(to_k);
-            for d in 0..dim {
-                *keys.add(d * size) = halves[d];
-            }
-            row.as_mut_ptr().copy_from_nonoverlapping(value.add(head * dim), dim);
-            to_half::<S>(row.as_ptr(), pool.value_pitch, halves.as_mut_ptr());
-            let values = pool.values.cast::<u16>().add(to_v);
-            values.copy_from_nonoverlapping(halves.as_ptr(), dim);
-        } else {
-            let keys = pool.keys.cast::<f32>().add(to_k);
-            for d in 0..dim {
-                *keys.add(d * size) = row[d];
-            }
-            let values = pool.values.cast::<f32>().add(to_v);
-            values.copy_from_nonoverlapping(value.add(head * dim), dim);
+        let keys = pool.key_head(page, head).cast::<f32>().add(offset);
+        for d in 0..dim {
+            *keys.add(d * size) = *key.add(head * dim + d);
         }
+        let values = pool.values.cast::<f32>().add(pool.value(page, head, offset));
+        values.copy_from_nonoverlapping(value.add(head * dim), dim);
     }
 }

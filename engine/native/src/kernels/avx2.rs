@@ -54,11 +54,6 @@ impl Simd for Avx2 {
         [widen(p), widen(p.add(8))]
     }
     #[inline(always)]
-    unsafe fn store_f16(p: *mut u16, x: F) {
-        _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(x[0]));
-        _mm_storeu_si128(p.add(8).cast(), _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(x[1]));
-    }
-    #[inline(always)]
     unsafe fn add(a: F, b: F) -> F {
         [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])]
     }
@@ -139,6 +134,17 @@ impl Simd for Avx2 {
         _mm_storeu_si128(p.cast(), packed);
     }
     #[inline(always)]
+    unsafe fn store_i16(p: *mut i16, x: I) {
+        let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(x[0], x[1]));
+        _mm256_storeu_si256(p.cast(), words);
+    }
+    #[inline(always)]
+    unsafe fn scale(x: F, n: I) -> F {
+        let one =
+            |x, n| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32::<23>(n)));
+        [one(x[0], n[0]), one(x[1], n[1])]
+    }
+    #[inline(always)]
     unsafe fn sum_i(x: I) -> i32 {
         let y = _mm256_add_epi32(x[0], x[1]);
         let z = _mm_add_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256::<1>(y));
@@ -167,11 +173,26 @@ impl Simd for Avx2 {
             _mm256_and_si256(_mm256_srli_epi16::<4>(x[1]), mask),
         ]
     }
+    #[inline(always)]
+    unsafe fn pick(x: I, shift: u32, mask: i32) -> I {
+        let (count, mask) = (_mm_cvtsi32_si128(shift as i32), _mm256_set1_epi32(mask));
+        [
+            _mm256_and_si256(_mm256_srl_epi32(x[0], count), mask),
+            _mm256_and_si256(_mm256_srl_epi32(x[1], count), mask),
+        ]
+    }
     /// Even and odd bytes are widened to 16 bits: `maddubs` would saturate on bytes above 128.
     #[inline(always)]
     unsafe fn dot(acc: I, w: I, x: I) -> I {
         let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x[0]));
         let odd = _mm256_srai_epi16::<8>(x[0]);
         [half_dot(acc[0], w[0], even, odd), half_dot(acc[1], w[1], even, odd)]
+    }
+    #[inline(always)]
+    unsafe fn dot16(acc: I, w: I, x: I) -> I {
+        [
+            _mm256_add_epi32(acc[0], _mm256_madd_epi16(w[0], x[0])),
+            _mm256_add_epi32(acc[1], _mm256_madd_epi16(w[1], x[1])),
+        ]
     }
 }

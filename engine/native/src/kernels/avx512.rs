@@ -36,10 +36,6 @@ impl Simd for Avx512 {
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))))
     }
     #[inline(always)]
-    unsafe fn store_f16(p: *mut u16, x: __m512) {
-        _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(x));
-    }
-    #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
         _mm512_add_ps(a, b)
     }
@@ -104,6 +100,14 @@ impl Simd for Avx512 {
         _mm_storeu_si128(p.cast(), _mm512_cvtsepi32_epi8(x));
     }
     #[inline(always)]
+    unsafe fn store_i16(p: *mut i16, x: __m512i) {
+        _mm256_storeu_si256(p.cast(), _mm512_cvtsepi32_epi16(x));
+    }
+    #[inline(always)]
+    unsafe fn scale(x: __m512, n: __m512i) -> __m512 {
+        _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32::<23>(n)))
+    }
+    #[inline(always)]
     unsafe fn sum_i(x: __m512i) -> i32 {
         _mm512_reduce_add_epi32(x)
     }
@@ -124,7 +128,16 @@ impl Simd for Avx512 {
         _mm512_and_si512(_mm512_srli_epi16::<4>(x), _mm512_set1_epi8(15))
     }
     #[inline(always)]
+    unsafe fn pick(x: __m512i, shift: u32, mask: i32) -> __m512i {
+        let count = _mm_cvtsi32_si128(shift as i32);
+        _mm512_and_si512(_mm512_srl_epi32(x, count), _mm512_set1_epi32(mask))
+    }
+    #[inline(always)]
     unsafe fn dot(acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         _mm512_dpbusd_epi32(acc, w, x)
+    }
+    #[inline(always)]
+    unsafe fn dot16(acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        _mm512_dpwssd_epi32(acc, w, x)
     }
 }

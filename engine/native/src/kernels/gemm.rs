@@ -2,8 +2,9 @@
 //!
 //! A weight is cut into groups of 16 output rows; inside a group, every 4 (or 1, for floats) inputs of the 16
 //! rows lie together. One output element is always summed in the order of its inputs: exact integer dot
-//! products inside a block of 32 (16 for `Sixes`), blocks added in order in f32. The number of activation
-//! rows in a tile changes registers, never order, so a row's bits do not depend on its company.
+//! products inside a block of 32 (16 for `Sixes`), blocks added in order in f32, then the row's spikes in
+//! order. The number of activation rows in a tile changes registers, never order, so a row's bits do not
+//! depend on its company.
 
 use super::simd::Simd;
 
@@ -59,6 +60,13 @@ pub(crate) struct WeightView {
     pub(crate) mins: *const u16,
 }
 
+/// An activation too large for its block to be coded with it: it stands apart, as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Spike {
+    pub(crate) column: u32,
+    pub(crate) value: f32,
+}
+
 /// Some activation rows, interleaved: 4 inputs of each row (1 for floats) lie side by side.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
@@ -73,6 +81,10 @@ pub(crate) struct Tile {
     pub(crate) wide: *const i32,
     /// [cols/16][rows] -32 times the sum of a half block's integers
     pub(crate) half: *const i32,
+    /// [rows][cols/32] with the `counts[row]` spikes of a row first, by column
+    pub(crate) spikes: *const Spike,
+    /// [rows]
+    pub(crate) counts: *const u32,
     /// [cols][rows]
     pub(crate) f: *const f32,
 }
@@ -204,6 +216,7 @@ unsafe fn nibbles<S: Simd, const M: usize, const W: usize>(
         q = q.add(32 * M);
         at += 16;
     }
+    spikes::<S, M, W, NIBBLES>(w, group, x, &mut acc);
     acc
 }
 
@@ -260,7 +273,50 @@ unsafe fn bytes<S: Simd, const M: usize, const W: usize, const OFFSET: usize>(
         q = q.add(width * M);
         at += 16;
     }
+    spikes::<S, M, W, OFFSET>(w, group, x, &mut acc);
     acc
+}
+
+/// Stands for `Kind::Nibbles` where the offsets of `bytes` tell the other integer kinds apart.
+const NIBBLES: usize = 4;
+
+/// Add what stands apart from the blocks, column by column.
+#[inline(always)]
+unsafe fn spikes<S: Simd, const M: usize, const W: usize, const OFFSET: usize>(
+    w: &WeightView,
+    group: usize,
+    x: &Tile,
+    acc: &mut [[S::F; M]; W],
+) {
+    for m in 0..M {
+        let first = x.spikes.add(m * (w.cols / 32));
+        for i in 0..*x.counts.add(m) as usize {
+            let Spike { column: k, value } = *first.add(i);
+            for g in 0..W {
+                let weight = column::<S, OFFSET>(w, group + g, k as usize);
+                acc[g][m] = S::fma(weight, S::splat(value), acc[g][m]);
+            }
+        }
+    }
+}
+
+/// The 16 weights of a group at column `k`.
+#[inline(always)]
+unsafe fn column<S: Simd, const OFFSET: usize>(w: &WeightView, group: usize, k: usize) -> S::F {
+    let width = if OFFSET == 32 { 16 } else { 32 };
+    let at = (group * (w.cols / width) + k / width) * 16;
+    let scale = S::load_f16(w.scales.add(at));
+    let byte = k as u32 % 4 * 8;
+    if OFFSET == NIBBLES {
+        let line = S::bytes(w.data.add(group * w.cols * 8 + k / 8 * 64));
+        let q = S::pick(line, byte + k as u32 / 4 % 2 * 4, 15);
+        return S::fma(S::to_f(q), scale, S::load_f16(w.mins.add(at)));
+    }
+    let q = S::to_f(S::pick(S::bytes(w.data.add(group * w.cols * 16 + k / 4 * 64)), byte, 255));
+    if OFFSET == 0 {
+        return S::fma(q, scale, S::load_f16(w.mins.add(at)));
+    }
+    S::mul(S::sub(q, S::splat(OFFSET as f32)), scale)
 }
 
 /// `FORM` is 4 for f32, 2 for f16, 0 for bf16.

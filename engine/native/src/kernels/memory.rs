@@ -1,10 +1,12 @@
 //! One region for all packed weights, in huge pages where the system gives them.
 //!
 //! Weights are read from end to end for every token: with small pages a tenth of that time goes into finding
-//! them. Filled once while loading, then only read.
+//! them. Filled once while loading, then only read. Also here: the view of a Python buffer that loading reads.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
+
+use pyo3::buffer::PyBuffer;
 
 const HUGE: usize = 2 << 20;
 
@@ -57,6 +59,19 @@ impl Drop for Region {
         // SAFETY: allocated in `new` with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
+}
+
+/// The bytes of a Python buffer, a mapped file for example, without a copy; None if they do not lie in a row.
+/// They must not change while the result lives: who hands in a buffer promises that.
+pub(crate) fn bytes_of(buffer: &PyBuffer<u8>) -> Option<&[u8]> {
+    if !buffer.is_c_contiguous() {
+        return None;
+    }
+    if buffer.len_bytes() == 0 {
+        return Some(&[]);
+    }
+    // SAFETY: the exporter keeps this memory as long as the buffer lives, and any byte is a valid u8.
+    Some(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
 }
 
 #[cfg(test)]

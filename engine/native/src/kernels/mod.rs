@@ -14,6 +14,7 @@ pub(crate) mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod coded;
 pub(crate) mod gemm;
 pub(crate) mod half;
 mod memory;
@@ -25,7 +26,7 @@ pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use gemm::{Kind, Out, Tile, WeightView};
-pub(crate) use memory::Region;
+pub(crate) use gemm::{Kind, Out, Spike, Tile, WeightView};
+pub(crate) use memory::{Region, bytes_of};
 pub(crate) use pool::Pool as Threads;
 pub(crate) use table::{Isa, Kernels, Rows};

@@ -48,12 +48,6 @@ impl Simd for Portable {
         lanes!(i => half::from_bf16(p.add(i).read_unaligned()))
     }
     #[inline(always)]
-    unsafe fn store_f16(p: *mut u16, x: F) {
-        for i in 0..16 {
-            p.add(i).write_unaligned(half::to_f16(x[i]));
-        }
-    }
-    #[inline(always)]
     unsafe fn add(a: F, b: F) -> F {
         lanes!(i => a[i] + b[i])
     }
@@ -139,6 +133,16 @@ impl Simd for Portable {
         }
     }
     #[inline(always)]
+    unsafe fn store_i16(p: *mut i16, x: I) {
+        for i in 0..16 {
+            p.add(i).write(x[i].clamp(-32_768, 32_767) as i16);
+        }
+    }
+    #[inline(always)]
+    unsafe fn scale(x: F, n: I) -> F {
+        lanes!(i => f32::from_bits(x[i].to_bits().wrapping_add((n[i] as u32) << 23)))
+    }
+    #[inline(always)]
     unsafe fn sum_i(x: I) -> i32 {
         x.iter().sum()
     }
@@ -167,6 +171,11 @@ impl Simd for Portable {
         out
     }
     #[inline(always)]
+    unsafe fn pick(x: [u8; 64], shift: u32, mask: i32) -> I {
+        let lane = |i: usize| u32::from_le_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
+        lanes!(i => (lane(i) >> shift) as i32 & mask)
+    }
+    #[inline(always)]
     unsafe fn dot(acc: I, w: [u8; 64], x: I) -> I {
         let x = x[0].to_le_bytes();
         let mut out = acc;
@@ -174,6 +183,16 @@ impl Simd for Portable {
             for j in 0..4 {
                 out[i] += i32::from(w[4 * i + j]) * i32::from(x[j] as i8);
             }
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn dot16(acc: I, w: [u8; 64], x: I) -> I {
+        let (low, high) = (i32::from(x[0] as i16), x[0] >> 16);
+        let mut out = acc;
+        for i in 0..16 {
+            let at = |j: usize| i32::from(i16::from_le_bytes([w[4 * i + j], w[4 * i + j + 1]]));
+            out[i] = out[i].wrapping_add(at(0).wrapping_mul(low)).wrapping_add(at(2).wrapping_mul(high));
         }
         out
     }

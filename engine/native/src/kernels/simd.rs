@@ -28,8 +28,6 @@ pub(crate) trait Simd: Copy {
     unsafe fn store(p: *mut f32, x: Self::F);
     unsafe fn load_f16(p: *const u16) -> Self::F;
     unsafe fn load_bf16(p: *const u16) -> Self::F;
-    /// Rounds to nearest even.
-    unsafe fn store_f16(p: *mut u16, x: Self::F);
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
@@ -55,6 +53,10 @@ pub(crate) trait Simd: Copy {
     unsafe fn power(n: Self::I) -> Self::F;
     /// Sixteen bytes, saturated.
     unsafe fn store_i8(p: *mut i8, x: Self::I);
+    /// Sixteen 16-bit integers, saturated.
+    unsafe fn store_i16(p: *mut i16, x: Self::I);
+    /// x * 2^n by adding to the exponent: `x` must be near 1 and n in -126..=126.
+    unsafe fn scale(x: Self::F, n: Self::I) -> Self::F;
     unsafe fn sum_i(x: Self::I) -> i32;
 
     unsafe fn bytes(p: *const u8) -> Self::B;
@@ -63,8 +65,12 @@ pub(crate) trait Simd: Copy {
     unsafe fn low(x: Self::B) -> Self::B;
     /// High nibble of each byte.
     unsafe fn high(x: Self::B) -> Self::B;
+    /// Each lane's 4 bytes as one number, `shift` bits down, cut by `mask`.
+    unsafe fn pick(x: Self::B, shift: u32, mask: i32) -> Self::I;
     /// Adds to each lane the dot product of its 4 unsigned bytes with the same 4 signed activations. Exact.
     unsafe fn dot(acc: Self::I, w: Self::B, x: Self::I) -> Self::I;
+    /// Adds to each lane the products of its 2 signed 16-bit integers with those of `x`. Exact; wraps.
+    unsafe fn dot16(acc: Self::I, w: Self::B, x: Self::I) -> Self::I;
     /// Four activations in every lane.
     #[inline(always)]
     unsafe fn four(x: *const i8) -> Self::I {
@@ -90,4 +96,20 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     }
     let e = S::add(S::fma(S::mul(r, r), p, r), S::splat(1.0));
     S::keep(x, floor, S::mul(e, S::power(n)))
+}
+
+/// 2^r for r in -0.5..=0.5, highest power first (least relative error at degree 5).
+const EXP2: [f32; 6] = [1.327_647e-3, 9.675_541e-3, 5.550_713e-2, 0.240_221_2, 0.693_146_94, 1.000_000_1];
+
+/// 2^x for x <= 0, relative error below 3e-7; at least about 2^-127. NaN stays NaN.
+#[inline(always)]
+pub(crate) unsafe fn exp2<S: Simd>(x: S::F) -> S::F {
+    let y = S::max(S::splat(-126.0), x);
+    let n = S::round(y);
+    let r = S::sub(y, S::to_f(n));
+    let mut p = S::splat(EXP2[0]);
+    for c in &EXP2[1..] {
+        p = S::fma(p, r, S::splat(*c));
+    }
+    S::scale(p, n)
 }

@@ -73,7 +73,7 @@ pub(crate) struct Kernels {
     pub(crate) gemm: unsafe fn(&WeightView, usize, usize, &Tile, Out),
     pub(crate) spread: unsafe fn(&WeightView, usize, usize, *mut u8),
     pub(crate) norm: unsafe fn(*const f32, *const f32, usize, f32, *mut f32),
-    pub(crate) quantise: unsafe fn(*const f32, &Tile, usize, usize),
+    pub(crate) quantise: unsafe fn(*const f32, &Tile, usize, usize, usize),
     pub(crate) gate: unsafe fn(*const f32, *const f32, usize, *mut f32),
     pub(crate) rotate: unsafe fn(*mut f32, *const f32, *const f32, usize),
     pub(crate) summit: unsafe fn(*const f32, usize) -> (f32, bool),
@@ -100,8 +100,8 @@ macro_rules! kernels {
                 rows::norm::<$simd>(x, weight, n, eps, out);
             }
             $(#[$feature])?
-            unsafe fn quantise(x: *const f32, tile: &Tile, row: usize, block: usize) {
-                rows::quantise::<$simd>(x, tile, row, block);
+            unsafe fn quantise(x: *const f32, tile: &Tile, row: usize, block: usize, blocks: usize) {
+                rows::quantise::<$simd>(x, tile, row, block, blocks);
             }
             $(#[$feature])?
             unsafe fn gate(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {

@@ -1,6 +1,6 @@
 //! Activations on their way into a matrix product: tiled, and quantised where the weights are integers.
 
-use crate::kernels::{Kernels, Tile};
+use crate::kernels::{Kernels, Spike, Tile};
 
 /// Buffers for the activations of one step; they grow and are reused.
 #[derive(Default)]
@@ -10,6 +10,8 @@ pub(crate) struct Acts {
     sums: Vec<f32>,
     wide: Vec<i32>,
     half: Vec<i32>,
+    spikes: Vec<Spike>,
+    counts: Vec<u32>,
     f: Vec<f32>,
 }
 
@@ -32,6 +34,8 @@ pub(crate) struct ActsView {
     sums: *mut f32,
     wide: *mut i32,
     half: *mut i32,
+    spikes: *mut Spike,
+    counts: *mut u32,
     f: *mut f32,
 }
 
@@ -62,6 +66,8 @@ impl Acts {
             sums: grow(&mut self.sums, blocks),
             wide: grow(&mut self.wide, blocks),
             half: grow(&mut self.half, blocks * 2),
+            spikes: grow(&mut self.spikes, blocks),
+            counts: grow(&mut self.counts, if form.integer { rows } else { 0 }),
             f: grow(&mut self.f, if form.float { rows * cols } else { 0 }),
         }
     }
@@ -92,6 +98,8 @@ impl ActsView {
             sums: self.sums.wrapping_add(blocks),
             wide: self.wide.wrapping_add(blocks),
             half: self.half.wrapping_add(blocks * 2),
+            spikes: self.spikes.wrapping_add(blocks),
+            counts: self.counts.wrapping_add(if self.form.integer { start } else { 0 }),
             f: self.f.wrapping_add(if self.form.float { start * self.cols } else { 0 }),
         }
     }
@@ -103,6 +111,31 @@ impl ActsView {
             tile += 1;
         }
         (tile, row - self.span(tile).0)
+    }
+
+    /// Put the spikes of a row, all of whose values were `put`, first in their buffer and count them.
+    ///
+    /// # Safety
+    /// `row` must be below `rows`, and no other thread access its spikes.
+    pub(crate) unsafe fn settle(&self, row: usize) {
+        if !self.form.integer {
+            return;
+        }
+        let blocks = self.cols / 32;
+        // SAFETY: the buffers hold `blocks` spikes and one count for each row, one row after the other in
+        // whatever tiles; the row is the caller's alone.
+        unsafe {
+            let spikes = std::slice::from_raw_parts_mut(self.spikes.add(row * blocks), blocks);
+            let mut count = 0;
+            for block in 0..blocks {
+                let spike = spikes[block];
+                if spike.value != 0.0 {
+                    spikes[count] = spike;
+                    count += 1;
+                }
+            }
+            *self.counts.add(row) = count as u32;
+        }
     }
 
     /// Store values `from..from + count` of a row, in every form wanted.
@@ -123,7 +156,7 @@ impl ActsView {
         unsafe {
             if self.form.integer {
                 for block in 0..count / 32 {
-                    (kernels.quantise)(x.add(block * 32), tile, row, from / 32 + block);
+                    (kernels.quantise)(x.add(block * 32), tile, row, from / 32 + block, self.cols / 32);
                 }
             }
             if self.form.float {

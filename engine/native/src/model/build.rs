@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::forward::{Layer, Model, Work};
-use super::ggml::Format;
 use super::kv::Cache;
 use super::linear::Linear;
+use super::profile::Profile;
 use super::spec::Spec;
 use super::weight::{Packed, Stored, WeightType};
 use crate::kernels::attention::WIDEST;
@@ -18,8 +18,8 @@ pub(crate) struct Options {
     pub(crate) isa: Isa,
     pub(crate) threads: usize,
     pub(crate) weights: WeightType,
-    /// Keys and values in f16 instead of f32.
-    pub(crate) half_cache: bool,
+    /// Keys and values as 16-bit integers with scales instead of f32.
+    pub(crate) coded_cache: bool,
     pub(crate) pages: usize,
     pub(crate) page_size: usize,
 }
@@ -85,7 +85,7 @@ impl Builder {
             ));
         }
         if stored.cols > 1 {
-            self.matrices.insert(name.to_owned(), Packed::pack(stored, self.wanted(name, stored)));
+            self.matrices.insert(name.to_owned(), Packed::pack(stored, self.options.weights));
             return Ok(());
         }
         let mut vector = vec![0.0; stored.rows];
@@ -94,18 +94,6 @@ impl Builder {
         }
         self.vectors.insert(name.to_owned(), vector);
         Ok(())
-    }
-
-    fn wanted(&self, _name: &str, stored: &Stored<'_>) -> WeightType {
-        match self.options.weights {
-            // Nothing is gained by spreading 4-bit weights over 8 bits.
-            WeightType::Int8
-                if matches!(stored.format, Format::Q4_0 | Format::Q4_1 | Format::Q4K | Format::Q6K) =>
-            {
-                WeightType::Stored
-            }
-            wanted => wanted,
-        }
     }
 
     /// Put all matrices into one region, in the order in which a step reads them.
@@ -146,7 +134,7 @@ impl Builder {
         let threads =
             Threads::new(options.threads).map_err(|error| format!("kernel threads cannot start: {error}"))?;
         let cache =
-            Cache::new(&spec, options.pages, options.page_size, options.half_cache).ok_or_else(|| {
+            Cache::new(&spec, options.pages, options.page_size, options.coded_cache).ok_or_else(|| {
                 format!(
                     "no memory for {} pages of {} tokens; lower max-total-tokens",
                     options.pages, options.page_size
@@ -163,6 +151,7 @@ impl Builder {
             norm,
             head,
             work: Work::default(),
+            profile: Profile::default(),
         })
     }
 

@@ -3,10 +3,14 @@
 //! Each row's numbers depend on its own sequence only: all kernels sum in an order fixed by shapes and
 //! positions, and threads split outputs, never sums.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
 use super::acts::{Acts, ActsView};
 use super::batch::Batch;
 use super::kv::Cache;
 use super::linear::{Hands, Linear, Local, Shared, gated};
+use super::profile::{Op, Profile};
 use super::spec::Spec;
 use super::weight::Packed;
 use crate::kernels::attention::{Attend, Pool, Query};
@@ -44,6 +48,7 @@ pub(crate) struct Model {
     pub(crate) head: Option<Linear>,
     pub(crate) frequencies: Vec<f32>,
     pub(crate) work: Work,
+    pub(crate) profile: Profile,
 }
 
 /// Buffers of a step; they grow to the largest step seen.
@@ -106,9 +111,11 @@ impl Model {
         while self.work.locals.len() < self.threads.threads() {
             self.work.locals.push(Local::new());
         }
+        self.profile.begin();
         self.embed(batch);
         self.turn(batch);
         self.plan(batch);
+        self.profile.lap(Op::Begin);
         for layer in 0..self.layers.len() {
             self.attention(layer, batch);
             self.mlp(layer, rows);
@@ -134,14 +141,34 @@ impl Model {
 
     /// Bytes of packed matrices.
     pub(crate) fn weight_bytes(&self) -> usize {
-        let layers = self.layers.iter().map(|layer| {
-            layer.qkv.bytes()
-                + layer.output.bytes()
-                + layer.gate.bytes()
-                + layer.up.bytes()
-                + layer.down.bytes()
-        });
-        self.embedding.bytes() + self.head.as_ref().map_or(0, Linear::bytes) + layers.sum::<usize>()
+        matrices(&self.layers, &self.embedding, self.head.as_ref()).map(Packed::bytes).sum()
+    }
+
+    /// Read every packed matrix `rounds` times with all threads and compute nothing: what memory can do.
+    /// Returns the bytes of a round, seconds of the fastest, and a sum that keeps the reading from being left out.
+    pub(crate) fn sweep(&mut self, rounds: usize) -> (usize, f64, u64) {
+        const PIECE: usize = 64 * 1024;
+        let Self { layers, embedding, head, threads, .. } = self;
+        let pieces: Vec<&[u8]> = matrices(layers, embedding, head.as_ref())
+            .flat_map(|packed| packed.bytes_of_groups().chunks(PIECE))
+            .collect();
+        let total = AtomicU64::new(0);
+        let run = |index: usize, _: usize| {
+            let mut sum = [0u64; 8];
+            for line in pieces[index].chunks_exact(64) {
+                for (to, word) in sum.iter_mut().zip(line.chunks_exact(8)) {
+                    *to = to.wrapping_add(word.try_into().map_or(0, u64::from_ne_bytes));
+                }
+            }
+            total.fetch_add(sum.iter().fold(0, |a, b| a ^ b), Ordering::Relaxed);
+        };
+        let mut best = f64::INFINITY;
+        for _ in 0..rounds {
+            let start = Instant::now();
+            threads.run(pieces.len(), &run);
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        (pieces.iter().map(|piece| piece.len()).sum(), best, total.into_inner())
     }
 
     fn head(&self) -> &Linear {
@@ -243,6 +270,7 @@ impl Model {
         let view = work.acts.shape(rows, cols, kernels.tile, form);
         let kernels = *kernels;
         fill(&kernels, threads, view, |row| from[row * pitch..][..cols].as_ptr(), norm, spec.eps);
+        self.profile.lap(Op::Prepare);
         view
     }
 
@@ -252,9 +280,12 @@ impl Model {
         let Self { work, kernels, threads, layers, .. } = self;
         let mut hands = Hands { kernels: *kernels, threads, locals: &mut work.locals };
         layers[index].qkv.run(&mut hands, x, &mut work.qkv, false);
+        self.profile.lap(Op::Qkv);
         let pool = self.cache.layer(index);
         self.place(index, batch, pool);
+        self.profile.lap(Op::Place);
         self.attend(batch, pool);
+        self.profile.lap(Op::Attend);
         let x = self.prepare(Source::Output, index, rows);
         let Self { work, kernels, threads, layers, spec, .. } = self;
         let mut hands = Hands { kernels: *kernels, threads, locals: &mut work.locals };
@@ -265,6 +296,7 @@ impl Model {
                 row.iter_mut().zip(bias).for_each(|(to, add)| *to += add);
             }
         }
+        self.profile.lap(Op::Output);
     }
 
     /// Bias, head norms and rotation of queries and keys; keys and values into their slots.
@@ -329,12 +361,14 @@ impl Model {
 
     fn mlp(&mut self, index: usize, rows: usize) {
         let x = self.prepare(Source::Mlp, index, rows);
-        let Self { work, kernels, threads, layers, spec, .. } = self;
+        let Self { work, kernels, threads, layers, spec, profile, .. } = self;
         let layer = &layers[index];
         let next = work.gated.shape(rows, spec.intermediate, kernels.tile, layer.down.form());
         let mut hands = Hands { kernels: *kernels, threads, locals: &mut work.locals };
         gated(&mut hands, (&layer.gate, &layer.up), x, next);
+        profile.lap(Op::GateUp);
         layer.down.run(&mut hands, next, &mut work.x, true);
+        profile.lap(Op::Down);
     }
 
     fn logits(&mut self, batch: &Batch<'_>) {
@@ -353,7 +387,21 @@ impl Model {
         room(&mut work.logits, rows * head.width());
         let mut hands = Hands { kernels: *kernels, threads, locals: &mut work.locals };
         head.run(&mut hands, x, &mut work.logits, false);
+        self.profile.lap(Op::Head);
     }
+}
+
+/// Every packed matrix, in the order in which a step reads them.
+fn matrices<'a>(
+    layers: &'a [Layer],
+    embedding: &'a Linear,
+    head: Option<&'a Linear>,
+) -> impl Iterator<Item = &'a Packed> {
+    let layers = layers.iter().flat_map(|layer| {
+        let last = layer.output.parts().iter().chain([&layer.gate, &layer.up]).chain(layer.down.parts());
+        layer.qkv.parts().iter().chain(last)
+    });
+    layers.chain(embedding.parts()).chain(head.into_iter().flat_map(Linear::parts))
 }
 
 /// Which rows a product reads.
@@ -375,12 +423,14 @@ where
         // SAFETY: `at` gives `cols` values, the buffer has room for them, and the row is this call's alone.
         unsafe {
             if norm.is_empty() {
-                return view.put(kernels, &tile, place, 0, at(row), view.cols);
+                view.put(kernels, &tile, place, 0, at(row), view.cols);
+                return view.settle(row);
             }
             NORMED.with_borrow_mut(|buffer| {
                 room(buffer, view.cols);
                 (kernels.norm)(at(row), norm.as_ptr(), view.cols, eps, buffer.as_mut_ptr());
                 view.put(kernels, &tile, place, 0, buffer.as_ptr(), view.cols);
+                view.settle(row);
             });
         }
     });

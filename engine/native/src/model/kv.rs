@@ -9,37 +9,38 @@ pub(crate) struct Cache {
     start: usize,
     layer_bytes: usize,
     key_bytes: usize,
-    half: bool,
-    page_size: usize,
+    shape: Pool,
     pages: usize,
-    kv_heads: usize,
-    head_dim: usize,
 }
 
 impl Cache {
     /// A zeroed pool; the system hands out its memory at first touch. None if sizes overflow.
-    pub(crate) fn new(spec: &Spec, pages: usize, page_size: usize, half: bool) -> Option<Self> {
-        let element = if half { 2 } else { 4 };
-        let tokens = pages.checked_mul(page_size)?.checked_mul(spec.kv_heads)?;
-        let key_bytes = tokens.checked_mul(spec.head_dim * element)?.checked_next_multiple_of(64)?;
-        let value_bytes = tokens.checked_mul(pitch(spec.head_dim) * element)?.checked_next_multiple_of(64)?;
+    pub(crate) fn new(spec: &Spec, pages: usize, page_size: usize, coded: bool) -> Option<Self> {
+        let nowhere = std::ptr::null_mut();
+        let shape = Pool {
+            keys: nowhere,
+            values: nowhere,
+            coded,
+            page_size,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            value_pitch: spec.head_dim.next_multiple_of(16),
+        };
+        // Far above any real page, and small enough that a head's bytes cannot overflow.
+        if page_size > 1 << 32 {
+            return None;
+        }
+        let heads = pages.checked_mul(spec.kv_heads)?;
+        let (key, value) = shape.head_bytes();
+        let key_bytes = heads.checked_mul(key)?.checked_next_multiple_of(64)?;
+        let value_bytes = heads.checked_mul(value)?.checked_next_multiple_of(64)?;
         let layer_bytes = key_bytes.checked_add(value_bytes)?;
         // Vectors of the last page may be read up to 16 tokens past its end.
         let total = layer_bytes.checked_mul(spec.layers)?.checked_add(128)?;
         Vec::<u8>::new().try_reserve_exact(total).ok()?;
         let memory = vec![0u8; total];
         let start = memory.as_ptr().align_offset(64);
-        Some(Self {
-            memory,
-            start,
-            layer_bytes,
-            key_bytes,
-            half,
-            page_size,
-            pages,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-        })
+        Some(Self { memory, start, layer_bytes, key_bytes, shape, pages })
     }
 
     /// Number of pages.
@@ -49,24 +50,12 @@ impl Cache {
 
     /// Tokens a page.
     pub(crate) fn page_size(&self) -> usize {
-        self.page_size
+        self.shape.page_size
     }
 
     /// One layer as kernels take it; valid as long as `self`.
     pub(crate) fn layer(&mut self, layer: usize) -> Pool {
         let base = self.memory[self.start + layer * self.layer_bytes..][..self.layer_bytes].as_mut_ptr();
-        Pool {
-            keys: base,
-            values: base.wrapping_add(self.key_bytes),
-            half: self.half,
-            page_size: self.page_size,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            value_pitch: pitch(self.head_dim),
-        }
+        Pool { keys: base, values: base.wrapping_add(self.key_bytes), ..self.shape }
     }
-}
-
-fn pitch(head_dim: usize) -> usize {
-    head_dim.next_multiple_of(16)
 }

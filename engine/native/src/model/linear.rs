@@ -12,6 +12,8 @@ const PIECES: usize = 4;
 /// Columns of the gated product that are made at a time; whole blocks of 32.
 const GATE_COLUMNS: usize = 32;
 const TALLEST: usize = 6;
+/// Rows whose spikes one thread counts at least: fewer are not worth waking another for.
+const SETTLE: usize = 64;
 /// Tiles from which on it pays to unpack nibbles first, and inputs up to which they then stay in fast cache.
 const SPREAD_TILES: usize = 4;
 const SPREAD_COLUMNS: usize = 768;
@@ -86,11 +88,6 @@ impl Linear {
     /// Its weights, to be moved.
     pub(crate) fn parts_mut(&mut self) -> &mut [Packed] {
         &mut self.parts
-    }
-
-    /// Bytes held.
-    pub(crate) fn bytes(&self) -> usize {
-        self.parts.iter().map(Packed::bytes).sum()
     }
 
     /// Groups of 16 columns that make one piece of work.
@@ -220,6 +217,14 @@ pub(crate) fn gated(hands: &mut Hands<'_>, (gate, up): (&Packed, &Packed), x: Ac
                     }
                 }
             }
+        }
+    });
+    // A row's blocks came from many pieces: its spikes are counted when all are there.
+    let share = next.rows.div_ceil(hands.threads.threads()).max(SETTLE);
+    hands.threads.run(next.rows.div_ceil(share), &|index, _| {
+        for row in index * share..((index + 1) * share).min(next.rows) {
+            // SAFETY: all values were put above, and the row is this piece's alone.
+            unsafe { next.settle(row) };
         }
     });
 }

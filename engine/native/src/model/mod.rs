@@ -12,6 +12,7 @@ pub(crate) mod forward;
 pub(crate) mod ggml;
 pub(crate) mod kv;
 pub(crate) mod linear;
+pub(crate) mod profile;
 pub(crate) mod spec;
 #[cfg(test)]
 mod tests;
@@ -21,5 +22,6 @@ pub(crate) use batch::Batch;
 pub(crate) use build::{Builder, Options};
 pub(crate) use forward::Model;
 pub(crate) use ggml::Format;
+pub(crate) use profile::Op;
 pub(crate) use spec::{Scaling, Spec};
 pub(crate) use weight::{Stored, WeightType};

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::acts::Acts;
+use super::acts::{Acts, ActsView};
 use super::ggml::{self, Format};
 use super::linear::{Hands, Linear, Local, gated};
 use super::weight::{Packed, Stored, WeightType};
@@ -56,19 +56,52 @@ fn bytes(format: Format, rows: usize, cols: usize, seed: u64) -> Vec<u8> {
     out
 }
 
-/// Activations as an integer product sees them: 8 bits a block of 32.
+/// Activations as an integer product sees them: 8 bits a block of 32, one that dwarfs its block apart.
 fn quantised(x: &[f32]) -> Vec<f64> {
     x.chunks(32)
         .flat_map(|block| {
-            let top = block.iter().fold(0.0f32, |top, v| top.max(v.abs()));
+            let place = (0..32).max_by(|&a, &b| block[a].abs().total_cmp(&block[b].abs())).unwrap_or(0);
+            let energy: f32 = (0..32).filter(|&i| i != place).map(|i| block[i] * block[i]).sum();
+            let apart = (block[place] * block[place] > 144.0 / 31.0 * energy).then_some(place);
+            let top = (0..32).filter(|&i| Some(i) != apart).fold(0.0f32, |top, i| top.max(block[i].abs()));
             let inverse = if top > 0.0 { 127.0 / top } else { 0.0 };
-            block.iter().map(move |v| f64::from((v * inverse).round_ties_even()) * f64::from(top / 127.0))
+            let code = move |v: f32| f64::from((v * inverse).round_ties_even()) * f64::from(top / 127.0);
+            (0..32)
+                .map(move |i| if Some(i) == apart { f64::from(block[i]) } else { code(block[i]) })
+                .collect::<Vec<_>>()
         })
         .collect()
 }
 
+/// Noise in which some blocks have one value that dwarfs the others.
+fn spiked(count: usize, seed: u64) -> Vec<f32> {
+    let mut x = noise(count, seed);
+    let mut state = seed ^ 5;
+    for block in x.chunks_mut(32) {
+        let (chance, place) = (random(&mut state), random(&mut state) as usize % block.len());
+        if chance < 80 {
+            block[place] = (f32::from(chance) - 40.5) * 50.0;
+        }
+    }
+    x
+}
+
 fn kernels() -> impl Iterator<Item = Kernels> {
     Isa::ALL.into_iter().filter_map(Kernels::of)
+}
+
+/// The rows of `x` as `linear` reads them.
+fn put(kernels: Kernels, acts: &mut Acts, linear: &Linear, x: &[f32], rows: usize, cols: usize) -> ActsView {
+    let view = acts.shape(rows, cols, kernels.tile, linear.form());
+    for row in 0..rows {
+        let (tile, place) = view.locate(row);
+        // SAFETY: the row holds `cols` values and nobody else writes.
+        unsafe {
+            view.put(&kernels, &view.tile(tile), place, 0, x[row * cols..].as_ptr(), cols);
+            view.settle(row);
+        };
+    }
+    view
 }
 
 fn product(
@@ -82,12 +115,7 @@ fn product(
     let mut threads = Threads::new(threads).expect("threads start");
     let mut locals: Vec<Local> = (0..threads.threads()).map(|_| Local::new()).collect();
     let mut acts = Acts::default();
-    let view = acts.shape(rows, cols, kernels.tile, linear.form());
-    for row in 0..rows {
-        let (tile, place) = view.locate(row);
-        // SAFETY: the row holds `cols` values and nobody else writes.
-        unsafe { view.put(&kernels, &view.tile(tile), place, 0, x[row * cols..].as_ptr(), cols) };
-    }
+    let view = put(kernels, &mut acts, linear, x, rows, cols);
     let mut out = vec![f32::NAN; rows * linear.width()];
     linear.run(&mut Hands { kernels, threads: &mut threads, locals: &mut locals }, view, &mut out, false);
     out
@@ -109,7 +137,7 @@ proptest! {
         let data = bytes(format, outputs, cols, seed);
         let stored = Stored { format, rows: outputs, cols, bytes: &data, interleaved_heads: 0 };
         let linear = Linear::new(vec![Packed::pack(&stored, WeightType::Stored)]);
-        let x = noise(rows * cols, seed ^ 7);
+        let x = spiked(rows * cols, seed ^ 7);
         let mut weights = vec![0.0f32; outputs * cols];
         for (row, values) in weights.chunks_mut(cols).enumerate() {
             stored.values(row, values);
@@ -129,6 +157,35 @@ proptest! {
                 let alone = product(kernels, &linear, input, 1, cols, 1);
                 prop_assert_eq!(&alone[..outputs], found);
             }
+        }
+    }
+
+    #[test]
+    fn gated_rows_keep_their_spikes_whatever_stands_beside(rows in 1usize..30, seed in any::<u64>()) {
+        let (inner, cols) = (256, 64);
+        let make = |seed, rows, cols| {
+            let data = bytes(Format::Q8_0, rows, cols, seed);
+            Packed::pack(&Stored { format: Format::Q8_0, rows, cols, bytes: &data, interleaved_heads: 0 }, WeightType::Stored)
+        };
+        let (gate, up) = (make(seed, inner, cols), make(seed ^ 3, inner, cols));
+        let (gate_linear, up_linear) = (Linear::new(vec![make(seed, inner, cols)]), Linear::new(vec![make(seed ^ 3, inner, cols)]));
+        let down = Linear::new(vec![make(seed ^ 4, 48, inner)]);
+        let x = spiked(rows * cols, seed ^ 9);
+        for kernels in kernels() {
+            let mut threads = Threads::new(2).expect("threads start");
+            let mut locals = vec![Local::new(), Local::new()];
+            let (mut acts, mut next) = (Acts::default(), Acts::default());
+            let view = put(kernels, &mut acts, &gate_linear, &x, rows, cols);
+            let to = next.shape(rows, inner, kernels.tile, down.form());
+            let mut hands = Hands { kernels, threads: &mut threads, locals: &mut locals };
+            gated(&mut hands, (&gate, &up), view, to);
+            let mut found = vec![f32::NAN; rows * 48];
+            down.run(&mut hands, to, &mut found, false);
+            let mut g = product(kernels, &gate_linear, &x, rows, cols, 1);
+            let u = product(kernels, &up_linear, &x, rows, cols, 1);
+            // SAFETY: all three hold rows * inner values, a multiple of 16.
+            unsafe { (kernels.gate)(g.as_ptr(), u.as_ptr(), rows * inner, g.as_mut_ptr()) };
+            prop_assert_eq!(found, product(kernels, &down, &g, rows, inner, 1));
         }
     }
 
@@ -165,12 +222,7 @@ proptest! {
             let mut threads = Threads::new(2).expect("threads start");
             let mut locals = vec![Local::new(), Local::new()];
             let (mut acts, mut next) = (Acts::default(), Acts::default());
-            let view = acts.shape(rows, cols, kernels.tile, gate_linear.form());
-            for row in 0..rows {
-                let (tile, place) = view.locate(row);
-                // SAFETY: the row holds `cols` values and nobody else writes.
-                unsafe { view.put(&kernels, &view.tile(tile), place, 0, x[row * cols..].as_ptr(), cols) };
-            }
+            let view = put(kernels, &mut acts, &gate_linear, &x, rows, cols);
             let to = next.shape(rows, outputs, kernels.tile, gate_linear.form());
             gated(&mut Hands { kernels, threads: &mut threads, locals: &mut locals }, (&gate, &up), view, to);
             let g = product(kernels, &gate_linear, &x, rows, cols, 1);

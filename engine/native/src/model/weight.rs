@@ -200,7 +200,7 @@ impl Packed {
         self.bytes_of_groups()[at]
     }
 
-    fn bytes_of_groups(&self) -> &[u8] {
+    pub(crate) fn bytes_of_groups(&self) -> &[u8] {
         match &self.data {
             // SAFETY: lines are arrays of bytes without padding.
             Data::Own(lines) => unsafe {

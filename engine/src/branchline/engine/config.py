@@ -52,6 +52,10 @@ class EngineConfig:
         "auto", "how weights are held and multiplied; auto: as the checkpoint says", section="model",
         choices=("auto",), kind="quantization_methods",
     )  # fmt: skip
+    weight_dtype: str = option(
+        "auto", "type that the native executor requantises weights to while loading; auto: as stored or as dtype says",
+        section="model", choices=("auto", "int8", "bf16", "f32"),
+    )  # fmt: skip
     context_length: int | None = option(
         None, "longest prompt plus output in tokens (default: the checkpoint's)", section="model", minimum=2
     )

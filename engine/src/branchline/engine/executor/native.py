@@ -20,7 +20,7 @@ from branchline.engine.types import ForwardBatch, RowPlan, RowResult, SamplingPa
 WEIGHT_TYPES = {
     "auto": "auto", "int8": "int8", "bfloat16": "bf16", "bf16": "bf16", "float32": "f32", "fp32": "f32",
 }  # fmt: skip
-KERNELS = 1  # counts up when kernels change the bits
+KERNELS = 2  # counts up when kernels change the bits
 _SPEC_FIELDS = (
     "hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab_size", "norm_eps", "rope_theta",
     "qk_norm",
@@ -95,14 +95,16 @@ def build_executor(
     threads: int | None,
     attention_backend: str = "auto",
     quantization: QuantizationMethod | None = None,
+    weight_dtype: str = "auto",
     isa: str | None = None,
 ) -> NativeExecutor:
     """Pack the weights, reserve the KV pool and return a ready executor.
 
     `dtype` is auto (weights as stored), int8, bfloat16 or float32; with float32 the cache is float32 too, else
-    float16. A quantisation method may ask for its own weight type. `isa` forces portable, avx2 or avx512.
-    `attention_backend` has no meaning here. Raises LoadError for an unknown device or dtype, faulty weights, or a
-    pool that does not fit.
+    16-bit integers with a scale a token and head. A quantisation method may ask for its own weight type;
+    `weight_dtype` (auto, int8, bf16, f32) says what weights are requantised to, whatever else is asked for. `isa`
+    forces portable, avx2 or avx512. `attention_backend` has no meaning here. Raises LoadError for an unknown device or
+    dtype, faulty weights, or a pool that does not fit.
     """
     del attention_backend
     if device not in ("auto", "cpu"):
@@ -114,8 +116,11 @@ def build_executor(
             f"quantization {quantization.name!r} is not run by the native executor: use --executor torch",
             field="quantization",
         )
-    weights = WEIGHT_TYPES[quantization.native_dtype or dtype if quantization is not None else dtype]
-    cache = "f32" if weights == "f32" else "f16"
+    asked = WEIGHT_TYPES[quantization.native_dtype or dtype if quantization is not None else dtype]
+    if weight_dtype not in WEIGHT_TYPES.values():
+        raise LoadError(f"weight dtype {weight_dtype!r} is unknown; use auto, int8, bf16 or f32", field="weight_dtype")
+    cache = "f32" if asked == "f32" else "i16"
+    weights = asked if weight_dtype == "auto" else weight_dtype
     try:
         built = _native.CpuModel(
             _fields(model.spec),
@@ -153,7 +158,7 @@ def _fields(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _fill(built: _native.CpuModel, model: LoadedModel) -> None:
-    names = sorted(model.tensors.names())
+    names = model.tensors.in_file_order()
     if model.spec.tied_head and "lm_head.weight" in names:
         names.remove("lm_head.weight")
     elif not model.spec.tied_head and "lm_head.weight" not in names:

@@ -167,10 +167,10 @@ class GgufFile:
                     field="model",
                 )
 
-    def raw(self, name: str) -> bytes:
-        """The tensor's bytes as they are in the file."""
+    def raw(self, name: str) -> memoryview:
+        """The tensor's bytes as they are in the file: a read-only view of the mapping."""
         info = self.tensors[name]
-        return self._data[info.offset : info.offset + info.size]
+        return memoryview(self._data)[info.offset : info.offset + info.size]
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor dequantised to float32, in row-major shape."""

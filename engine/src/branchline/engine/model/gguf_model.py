@@ -78,6 +78,10 @@ class GgufTensors:
         """Canonical names present."""
         return {name for name in self._names if name is not None}
 
+    def in_file_order(self) -> list[str]:
+        """Canonical names by the offset of their bytes."""
+        return sorted(self.names(), key=lambda name: self._file.tensors[self._names[name]].offset)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape without reading the data."""
         return self._file.tensors[self._names[name]].shape

@@ -103,7 +103,7 @@ class SafetensorsFile:
     def stored(self, name: str) -> StoredTensor:
         """The tensor's bytes as the file has them."""
         entry = self._readable(name)
-        return StoredTensor(entry.dtype, entry.shape, self._data[entry.start : entry.end])
+        return StoredTensor(entry.dtype, entry.shape, memoryview(self._data).toreadonly()[entry.start : entry.end])
 
     def raw(self, name: str, dtype: str = "") -> npt.NDArray[np.generic]:
         """The stored values, BF16 as float32."""
@@ -145,6 +145,10 @@ class ShardedTensors:
     def names(self) -> set[str]:
         """Names present."""
         return set(self._home)
+
+    def in_file_order(self) -> list[str]:
+        """Names by file and by the offset of their bytes in it."""
+        return sorted(self._home, key=lambda name: (self._home[name].path.name, self._home[name].entries[name].start))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape without reading the data."""

@@ -28,7 +28,7 @@ def no_progress(stage: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's bytes as the file has them, row after row.
+    """A tensor's bytes as the file has them, row after row; a view of the mapped file where there is one.
 
     `type_name` is a type of GGUF (F32, F16, BF16, Q8_0 …). `interleaved_heads` is the number of heads whose rows
     a converter reordered for pairwise rotation; 0 if rows are in the canonical order.
@@ -36,7 +36,7 @@ class StoredTensor:
 
     type_name: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | memoryview
     interleaved_heads: int = 0
 
 
@@ -45,6 +45,9 @@ class TensorSource(Protocol):
 
     def names(self) -> set[str]:
         """Canonical names present."""
+
+    def in_file_order(self) -> list[str]:
+        """Canonical names in the order in which their bytes lie, so that a mapped file is read from front to end."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape without reading the data."""

@@ -98,6 +98,12 @@ class PackedTensors:
         """Canonical names."""
         return set(self._names)
 
+    def in_file_order(self) -> list[str]:
+        """Canonical names by where their bytes lie; a packed tensor stands where its codes are."""
+        places = (name.removesuffix(".qweight") + ".weight" if name.endswith(".qweight") else name
+                  for name in self._source.in_file_order())  # fmt: skip
+        return [name for name in places if name in self._names]
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the unpacked tensor."""
         stem = self._stem(name)

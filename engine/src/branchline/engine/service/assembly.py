@@ -205,6 +205,7 @@ def _build_executor(
         )
     extra = {} if method is None else {"quantization": method}
     factory = registry.executors.get(plan.executor)
+    own = {"weight_dtype": plan.weight_dtype} if plan.executor == "native" else {}
     executor = factory(
         loaded,
         device=plan.device,
@@ -214,6 +215,7 @@ def _build_executor(
         threads=config.threads or None,
         attention_backend=plan.attention_backend,
         **extra,
+        **own,
     )
     registry.executors.verify(plan.executor, executor)
     return executor  # type: ignore[return-value]

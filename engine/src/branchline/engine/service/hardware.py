@@ -16,6 +16,7 @@ from branchline.engine.model.spec import ModelSpec
 from branchline.registry import RegistryError, quantization_methods
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2, "auto": 2}  # of the KV cache; weights take no more
+WEIGHT_BYTES = {"int8": 2, "bf16": 2, "f32": 4}
 CPU_SHARE = 0.25
 CUDA_SHARE = 0.8
 CONTEXTS = 64
@@ -31,6 +32,7 @@ class Plan:
     dtype: str
     attention_backend: str
     why: tuple[str, ...]
+    weight_dtype: str = "auto"
 
 
 def plan(config: EngineConfig) -> Plan:
@@ -44,6 +46,12 @@ def plan(config: EngineConfig) -> Plan:
         raise LoadError("the torch executor needs torch, which is not installed: run pip install 'branchline[torch]'")
     if executor == "native":
         return _native_plan(config, why)
+    if config.weight_dtype != "auto":
+        raise LoadError(
+            f"weight-dtype {config.weight_dtype!r} is for the native executor and {executor} is to run: leave it out,"
+            " or give --executor native",
+            field="weight_dtype",
+        )
     device = config.device
     if device == "auto":
         device = "cuda" if gpus() else "cpu"
@@ -89,9 +97,11 @@ def _native_plan(config: EngineConfig, why: list[str]) -> Plan:
     if config.device == "cuda":
         raise LoadError("the native executor runs on the cpu: give --device cpu, or --executor torch", field="device")
     why.append("device cpu: the native executor has no other")
-    if config.dtype == "auto":
+    if config.weight_dtype != "auto":
+        why.append(f"weight dtype {config.weight_dtype}: requantised while loading")
+    elif config.dtype == "auto":
         why.append("dtype auto: weights are computed as the file stores them")
-    return Plan("native", "cpu", config.dtype, "native", tuple(why))
+    return Plan("native", "cpu", config.dtype, "native", tuple(why), config.weight_dtype)
 
 
 def gpus() -> list[str]:
@@ -152,7 +162,8 @@ def pool_pages(config: EngineConfig, spec: ModelSpec, context_length: int, plan:
 
 
 def _room(spec: ModelSpec, plan: Plan) -> float:
-    weights = spec.parameters() * ELEMENT_BYTES.get(plan.dtype, 4)
+    element = WEIGHT_BYTES.get(plan.weight_dtype) or ELEMENT_BYTES.get(plan.dtype, 4)
+    weights = spec.parameters() * element
     if plan.device == "cpu":
         return max(0.0, free_memory() - weights) * CPU_SHARE
     import torch
