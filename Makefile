@@ -31,6 +31,7 @@ test-fast: setup-dev ## without the real model, wheels and faults
 	@$(PY) -m pytest -q -m "not model and not slow"
 
 soak: setup-dev ## half an hour of mixed churn with flat memory (SECONDS=…; 180 for a short one)
+	@BRANCHLINE_CACHE_OPS=100000 $(PY) -m pytest -q engine/tests/cache/test_machine.py
 	@BRANCHLINE_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest -q -s tests/e2e/test_soak.py
 
 fmt: ## formats Rust and Python

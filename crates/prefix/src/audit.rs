@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use crate::cache::PageCache;
 use crate::hash;
 use crate::ledger::PageState;
-use crate::list::NONE;
 
 impl PageCache {
     /// Checks that every page is in exactly one state and that tree, list, index and counters agree.
@@ -17,8 +16,13 @@ impl PageCache {
         let in_flight: Vec<u32> = self.ledger.in_flight.values().flatten().copied().collect();
         claim(&mut owner, &self.ledger.free, PageState::Free)?;
         claim(&mut owner, &in_flight, PageState::InFlight)?;
+        let mut slots = vec![None; self.host.total];
+        claim(&mut slots, &self.host.free, PageState::Free)?;
         for node in &self.tree.nodes {
-            claim(&mut owner, &node.pages, PageState::Tree)?;
+            claim(if node.on_host { &mut slots } else { &mut owner }, &node.pages, PageState::Tree)?;
+        }
+        if let Some(slot) = slots.iter().position(Option::is_none) {
+            return Err(format!("host slot {slot} is nowhere"));
         }
         for (page, (owned, state)) in owner.iter().zip(&self.ledger.states).enumerate() {
             if owned.unwrap_or(PageState::Private) != *state {
@@ -36,7 +40,7 @@ impl PageCache {
             return Err(format!("counters {counters:?} sum to {sum} of {} pages", self.ledger.num_pages()));
         }
         self.audit_nodes()?;
-        self.audit_recency()
+        self.audit_ranking()
     }
 
     fn audit_nodes(&self) -> Result<(), String> {
@@ -53,6 +57,10 @@ impl PageCache {
                 if last != hash {
                     return Err(format!("node {index} has a hash that is not chained to its parent"));
                 }
+            }
+            let above = &tree.nodes[node.parent as usize];
+            if node.on_host && (node.locks > 0 || node.pages.len() != 1) || above.on_host && !node.on_host {
+                return Err(format!("node {index} is wrongly placed in its tier"));
             }
             if node.pages.is_empty() || node.tokens.len() != node.pages.len() * tree.page_size {
                 return Err(format!("node {index} has {} pages", node.pages.len()));
@@ -75,16 +83,26 @@ impl PageCache {
         Ok(())
     }
 
-    fn audit_recency(&self) -> Result<(), String> {
+    fn audit_ranking(&self) -> Result<(), String> {
         let tree = &self.tree;
         let mut seen = HashSet::new();
-        let mut at = tree.recency.oldest;
-        while at != NONE {
-            let node = &tree.nodes[at as usize];
-            if !seen.insert(at) || node.locks > 0 || seen.contains(&node.parent) {
-                return Err(format!("node {at} is wrongly placed in the recency list"));
+        for oldest in tree.ranking.oldest().chain(tree.host_ranking.oldest()) {
+            let mut at = Some(oldest);
+            while let Some(index) = at {
+                let node = &tree.nodes[index as usize];
+                if !seen.insert(index)
+                    || node.locks > 0
+                    || (seen.contains(&node.parent)
+                        && tree.nodes[node.parent as usize].on_host == node.on_host)
+                {
+                    return Err(format!("node {index} is wrongly placed in the ranking"));
+                }
+                let parent = &tree.nodes[node.parent as usize];
+                if parent.is_listed() && parent.on_host == node.on_host && parent.class < node.class {
+                    return Err(format!("node {index} is ranked above its parent"));
+                }
+                at = node.next_newer();
             }
-            at = node.newer();
         }
         let unlocked = tree.nodes.iter().filter(|n| n.alive && n.namespace.is_none() && n.locks == 0).count();
         if unlocked != seen.len() {

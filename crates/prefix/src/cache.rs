@@ -5,8 +5,10 @@
 
 use crate::CacheError;
 use crate::event::{Event, EventQueue};
+use crate::host::Host;
 use crate::ledger::Ledger;
 use crate::list::NONE;
+use crate::rank::{Policy, priority_level};
 use crate::tree::{ROOT, Tree};
 
 /// Node and page numbers are `u32`, and the list needs one value for "none".
@@ -14,7 +16,7 @@ const MAX_PAGES: usize = 1 << 30;
 const MAX_PAGE_SIZE: usize = 1 << 16;
 
 /// What a [`PageCache`] is made of.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct CacheOptions {
     /// Pages in the pool.
     pub num_pages: usize,
@@ -22,6 +24,10 @@ pub struct CacheOptions {
     pub page_size: usize,
     /// False: nothing is ever shared; `find` finds nothing and `insert` leaves all pages with the caller.
     pub share: bool,
+    /// What goes first when pages are short.
+    pub policy: Policy,
+    /// Slots of the host tier; 0 for none.
+    pub host_pages: usize,
 }
 
 /// The longest cached whole-page prefix.
@@ -51,7 +57,8 @@ pub struct Counters {
 pub struct PageCache {
     pub(crate) tree: Tree,
     pub(crate) ledger: Ledger,
-    events: EventQueue,
+    pub(crate) events: EventQueue,
+    pub(crate) host: Host,
     share: bool,
 }
 
@@ -63,15 +70,19 @@ impl PageCache {
     pub fn new(options: CacheOptions) -> Result<Self, CacheError> {
         let sizes =
             [("num_pages", options.num_pages, MAX_PAGES), ("page_size", options.page_size, MAX_PAGE_SIZE)];
+        if options.host_pages > MAX_PAGES {
+            return Err(CacheError::Size { field: "host_pages", value: options.host_pages, max: MAX_PAGES });
+        }
         for (field, value, max) in sizes {
             if value == 0 || value > max {
                 return Err(CacheError::Size { field, value, max });
             }
         }
         Ok(Self {
-            tree: Tree::new(options.page_size),
+            tree: Tree::new(options.page_size, options.policy),
             ledger: Ledger::new(options.num_pages as u32),
             events: EventQueue::default(),
+            host: Host::new(options.host_pages as u32),
             share: options.share,
         })
     }
@@ -113,6 +124,21 @@ impl PageCache {
         Ok(())
     }
 
+    /// Counts one more use of the prefix of `node`, by a request of a priority, for policies that rank by it.
+    ///
+    /// # Errors
+    /// [`CacheError::StaleNode`].
+    pub fn credit(&mut self, node: u64, priority: i32) -> Result<(), CacheError> {
+        let index = self.tree.resolve(node)?;
+        self.tree.credit(index, 1, priority_level(priority));
+        Ok(())
+    }
+
+    /// Tells the time, milliseconds on any clock that does not go back: ages are counted from it.
+    pub fn tick(&mut self, now_ms: u64) {
+        self.tree.now_ms = self.tree.now_ms.max(now_ms);
+    }
+
     /// Pages that [`Self::allocate`] could hand out now.
     #[must_use]
     pub fn available(&self) -> usize {
@@ -132,7 +158,7 @@ impl PageCache {
     ///
     /// `pages[present..]` must be private and become the tree's. `pages[..present]` are looked at only by
     /// number: those that are not the tree's own stay private to the caller, whose tables are never
-    /// remapped. Tokens after the last whole page are ignored. Without sharing all pages count as present.
+    /// remapped. The prefix's priority becomes at least `priority`. Tokens after the last whole page are ignored. Without sharing all pages count as present.
     ///
     /// # Errors
     /// [`CacheError::PageCount`], [`CacheError::NotPrivate`] or [`CacheError::NoSuchPage`].
@@ -141,6 +167,7 @@ impl PageCache {
         namespace: &[u8],
         tokens: &[u32],
         pages: &[u32],
+        priority: i32,
     ) -> Result<(u64, usize), CacheError> {
         let size = self.tree.page_size;
         let whole = tokens.len() / size;
@@ -155,16 +182,19 @@ impl PageCache {
         let walk = self.tree.walk(namespace, tokens, whole, &mut present_pages);
         let fresh = &pages[walk.pages..whole];
         self.ledger.give_to_tree(fresh)?;
-        let mut deepest = walk.node;
+        let chain = self.tree.walk_host(walk, tokens, whole);
+        self.adopt(&chain, fresh);
+        let mut deepest = chain.last().copied().unwrap_or(walk.node);
+        let fresh = &fresh[chain.len()..];
         if !fresh.is_empty() {
             let parent = if deepest == NONE { self.tree.namespace_root(namespace) } else { deepest };
-            let new_tokens = &tokens[walk.pages * size..whole * size];
+            let new_tokens = &tokens[(whole - fresh.len()) * size..whole * size];
             deepest = self.tree.add_leaf(parent, new_tokens, fresh);
             let parent_hash = self.tree.last_hash(parent);
             self.events.stored(parent_hash, &self.tree.nodes[deepest as usize].hashes, new_tokens);
             self.bound_events();
         }
-        self.tree.touch(deepest);
+        self.tree.credit(deepest, 0, priority_level(priority));
         Ok((self.tree.handle(deepest), walk.pages))
     }
 
@@ -181,23 +211,38 @@ impl PageCache {
         self.ledger.retire(epoch);
     }
 
-    /// Evicts up to `pages` pages, tail pages of the least recently used leaves first: how many it were.
+    /// Evicts up to `pages` pages, tail pages of the leaves of least rank first: how many it were.
+    ///
+    /// With a host tier they move there, and those of least rank there are dropped.
     pub fn evict(&mut self, pages: usize) -> usize {
         let mut evicted = 0;
-        while evicted < pages
-            && let Some((page, hash)) = self.tree.evict_page()
-        {
-            self.ledger.evict(page);
-            self.events.removed(hash);
+        while evicted < pages && self.tree.evictable > 0 {
+            if !self.store_page() {
+                self.drop_page();
+            }
             evicted += 1;
         }
         self.bound_events();
         evicted
     }
 
-    /// Evicts all that is unlocked: how many pages.
+    fn drop_page(&mut self) {
+        if let Some((page, hash)) = self.tree.evict_page() {
+            self.ledger.evict(page);
+            self.events.removed(hash);
+        }
+    }
+
+    /// Drops all that is unlocked, in both tiers: how many pages.
     pub fn flush(&mut self) -> usize {
-        let evicted = self.evict(usize::MAX);
+        let mut evicted = self.tree.evictable;
+        while self.drop_host_page() {
+            evicted += 1;
+        }
+        while self.tree.evictable > 0 {
+            self.drop_page();
+        }
+        self.bound_events();
         if evicted > 0 && self.tree.protected == 0 {
             self.events.fold(Vec::new());
         }
@@ -247,7 +292,7 @@ impl PageCache {
 
     /// A queue that nobody drains is replaced by what it amounts to.
     fn bound_events(&mut self) {
-        if self.events.blocks() > 1024 + 4 * self.ledger.num_pages() {
+        if self.events.blocks() > 1024 + 4 * (self.ledger.num_pages() + self.host.total) {
             let resident = self.snapshot();
             self.events.fold(resident);
         }

@@ -8,14 +8,20 @@ mod audit;
 mod cache;
 mod event;
 pub mod hash;
+mod host;
 mod ledger;
 mod list;
 pub mod namespace;
+mod rank;
 mod tree;
+mod view;
 
 pub use cache::{CacheOptions, Counters, Match, PageCache, page_demand};
 pub use event::Event;
+pub use host::{HostCounters, Move};
+pub use rank::{PRIORITY_LEVELS, Policy, USE_LEVELS, priority_level, use_level};
 pub use tree::ROOT;
+pub use view::{NodeView, TreeView};
 
 /// A misuse of the cache: the caller named a page, node or option that can't be right. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +55,23 @@ pub enum CacheError {
         "page {0} is not private to the caller: give only pages got from allocate and not yet given back"
     )]
     NotPrivate(u32),
+    /// An eviction table of another size.
+    #[error("the eviction policy has {entries} entries: give 16384, 64 levels of use by 256 priorities")]
+    PolicySize {
+        /// Entries given.
+        entries: usize,
+    },
+    /// An eviction table by which a prefix could go before what follows it.
+    #[error(
+        "the eviction policy ranks use level {uses} with priority {priority} below less of either: its rank must \
+         not fall with more use or higher priority"
+    )]
+    PolicyOrder {
+        /// Level of use.
+        uses: usize,
+        /// Priority.
+        priority: i32,
+    },
     /// Fewer pages than the whole blocks of the tokens, or more than the tokens can fill.
     #[error(
         "pages has {pages} entries for {tokens} tokens: give one page for each whole block of {page_size}"

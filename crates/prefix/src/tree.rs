@@ -1,9 +1,9 @@
 //! The radix tree's nodes and walks: whole pages of tokens, keyed by namespace and tokens.
 //!
 //! A node is a run of pages. On a split the lower half keeps the node's number, so a handle always stands
-//! for the same prefix. Unlocked nodes are in one recency list in which every parent is newer than its
-//! children: its oldest entry is therefore a leaf, and eviction needs no search. Equal hashes are never
-//! trusted: children are found by hash and then compared by parent and tokens.
+//! for the same prefix. Unlocked nodes are ranked, every parent above its children: the first to go is
+//! therefore a leaf, and eviction needs no search. Equal hashes are never trusted: children are found by
+//! hash and then compared by parent and tokens.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use smallvec::SmallVec;
 
 use crate::CacheError;
 use crate::hash;
-use crate::list::{Linked, Links, NONE, RecencyList};
+use crate::list::{Linked, Links, NONE};
+use crate::rank::{Classed, Policy, Ranking};
 
 /// The handle of the empty prefix: always valid, locking it does nothing.
 pub const ROOT: u64 = 0;
@@ -28,9 +29,17 @@ pub(crate) struct Node {
     /// Only the root of a namespace has one, and only it has no parent and no pages.
     pub(crate) namespace: Option<Arc<[u8]>>,
     pub(crate) tokens: Vec<u32>,
+    /// Device pages, or the one host slot of a node that is on the host.
     pub(crate) pages: Vec<u32>,
+    pub(crate) on_host: bool,
     /// Chained hash of each page.
     pub(crate) hashes: Vec<u64>,
+    /// Requests that began on it, and the level of the highest priority that has used it.
+    pub(crate) uses: u32,
+    pub(crate) priority: u8,
+    /// When it was last used, milliseconds by the owner's clock.
+    pub(crate) used_ms: u64,
+    pub(crate) class: u8,
     links: Links,
 }
 
@@ -40,13 +49,19 @@ impl Linked for Node {
     }
 }
 
+impl Classed for Node {
+    fn class(&mut self) -> &mut u8 {
+        &mut self.class
+    }
+}
+
 impl Node {
     pub(crate) fn is_listed(&self) -> bool {
         self.links.listed
     }
 
-    pub(crate) fn newer(&self) -> u32 {
-        self.links.newer
+    pub(crate) fn next_newer(&self) -> Option<u32> {
+        (self.links.newer != NONE).then_some(self.links.newer)
     }
 }
 
@@ -66,24 +81,35 @@ pub(crate) struct Tree {
     pub(crate) namespaces: HashMap<Arc<[u8]>, u32>,
     /// First page's chained hash → nodes; more than one only if hashes collide.
     pub(crate) by_hash: HashMap<u64, SmallVec<[u32; 2]>>,
-    pub(crate) recency: RecencyList,
+    pub(crate) ranking: Ranking,
+    pub(crate) host_ranking: Ranking,
+    policy: Policy,
+    pub(crate) now_ms: u64,
     /// Pages of unlocked nodes and of locked ones.
     pub(crate) evictable: usize,
     pub(crate) protected: usize,
 }
 
 impl Tree {
-    pub(crate) fn new(page_size: usize) -> Self {
+    pub(crate) fn new(page_size: usize, policy: Policy) -> Self {
         Self {
             page_size,
             nodes: vec![Node::default()],
             spare: Vec::new(),
             namespaces: HashMap::new(),
             by_hash: HashMap::new(),
-            recency: RecencyList::default(),
+            ranking: Ranking::default(),
+            host_ranking: Ranking::default(),
+            policy,
+            now_ms: 0,
             evictable: 0,
             protected: 0,
         }
+    }
+
+    /// Living nodes with pages.
+    pub(crate) fn count(&self) -> usize {
+        self.nodes.len() - 1 - self.spare.len() - self.namespaces.len()
     }
 
     pub(crate) fn handle(&self, index: u32) -> u64 {
@@ -100,14 +126,19 @@ impl Tree {
         }
         let (generation, index) = ((handle >> 32) as u32, handle as u32);
         match self.nodes.get(index as usize) {
-            Some(node) if node.alive && node.generation == generation && node.namespace.is_none() => {
+            Some(node)
+                if node.alive
+                    && node.generation == generation
+                    && node.namespace.is_none()
+                    && !node.on_host =>
+            {
                 Ok(index)
             }
             _ => Err(CacheError::StaleNode(handle)),
         }
     }
 
-    /// Follows `tokens` for at most `limit` pages, splitting the node in which the match ends.
+    /// Follows `tokens` for at most `limit` device pages, splitting the node in which the match ends.
     pub(crate) fn walk(
         &mut self,
         namespace: &[u8],
@@ -126,11 +157,10 @@ impl Tree {
                 break;
             };
             let node = &self.nodes[child as usize];
-            let equal = rest
-                .chunks_exact(size)
-                .zip(node.tokens.chunks_exact(size))
-                .take_while(|(a, b)| a == b)
-                .count();
+            if node.on_host {
+                break;
+            }
+            let equal = common_pages(rest, &node.tokens, size);
             pages.extend_from_slice(&node.pages[..equal]);
             at.pages += equal;
             if equal < node.pages.len() {
@@ -140,6 +170,22 @@ impl Tree {
             at.node = child;
         }
         at
+    }
+
+    /// The host nodes, one page each, that follow where a walk ended, up to `limit` pages from the start.
+    pub(crate) fn walk_host(&self, walk: Walk, tokens: &[u32], limit: usize) -> Vec<u32> {
+        let (size, mut at, mut chain) = (self.page_size, walk.node, Vec::new());
+        if at == NONE {
+            return chain;
+        }
+        for block in tokens[walk.pages * size..limit * size].chunks_exact(size) {
+            match self.child(at, block) {
+                Some(child) if self.nodes[child as usize].on_host => at = child,
+                _ => break,
+            }
+            chain.push(at);
+        }
+        chain
     }
 
     fn child(&self, parent: u32, first_page: &[u32]) -> Option<u32> {
@@ -171,6 +217,9 @@ impl Tree {
             parent: node.parent,
             children: 1,
             locks: node.locks,
+            uses: node.uses,
+            priority: node.priority,
+            used_ms: node.used_ms,
             tokens: std::mem::replace(&mut node.tokens, tokens),
             pages: std::mem::replace(&mut node.pages, pages),
             hashes: std::mem::replace(&mut node.hashes, hashes),
@@ -183,7 +232,7 @@ impl Tree {
         self.by_hash.entry(first_hash).or_default().push(upper);
         self.by_hash.entry(lower_hash).or_default().push(lower);
         if listed {
-            self.recency.insert_after(&mut self.nodes, upper, lower);
+            self.ranking.insert_after(&mut self.nodes, upper, lower);
         }
         upper
     }
@@ -215,21 +264,74 @@ impl Tree {
             tokens: tokens.to_vec(),
             pages: pages.to_vec(),
             hashes,
+            used_ms: self.now_ms,
             ..Node::default()
         });
         self.nodes[parent as usize].children += 1;
         self.by_hash.entry(first_hash).or_default().push(leaf);
-        self.recency.push_newest(&mut self.nodes, leaf);
+        self.list(leaf);
         self.evictable += pages.len();
         leaf
     }
 
-    /// Makes a node and its ancestors the newest, parents last; locked nodes stay out of the list.
+    /// Ranks an unlocked node, which is not listed, as the newest of its class in its tier.
+    fn list(&mut self, index: u32) {
+        let node = &self.nodes[index as usize];
+        let class = self.policy.class(node.uses, node.priority);
+        let ranking = if node.on_host { &mut self.host_ranking } else { &mut self.ranking };
+        ranking.push_newest(&mut self.nodes, index, class);
+    }
+
+    /// Takes a node out of its tier's ranking.
+    pub(crate) fn unlist(&mut self, index: u32) {
+        let on_host = self.nodes[index as usize].on_host;
+        let ranking = if on_host { &mut self.host_ranking } else { &mut self.ranking };
+        ranking.remove(&mut self.nodes, index);
+    }
+
+    /// Puts an unlisted host node on a device page; the slot it had.
+    pub(crate) fn settle(&mut self, index: u32, page: u32) -> u32 {
+        let node = &mut self.nodes[index as usize];
+        node.on_host = false;
+        let slot = std::mem::replace(&mut node.pages[0], page);
+        self.evictable += 1;
+        self.list(index);
+        slot
+    }
+
+    /// Puts the last page of an unlocked device node, as a node of its own, on a host slot; the page it had.
+    ///
+    /// The node keeps its number and what follows it; what it had before that page becomes its new parent.
+    pub(crate) fn sink(&mut self, index: u32, slot: u32) -> u32 {
+        let pages = self.nodes[index as usize].pages.len();
+        if pages > 1 {
+            self.split(index, pages - 1);
+        }
+        self.unlist(index);
+        let node = &mut self.nodes[index as usize];
+        node.on_host = true;
+        node.generation = node.generation.wrapping_add(1);
+        let page = std::mem::replace(&mut node.pages[0], slot);
+        self.evictable -= 1;
+        self.list(index);
+        page
+    }
+
+    /// Makes a node and its ancestors the newest, parents last; locked nodes stay unlisted.
     pub(crate) fn touch(&mut self, index: u32) {
+        self.credit(index, 0, 0);
+    }
+
+    /// [`Self::touch`], with so many uses more and at least a level of priority for the whole path.
+    pub(crate) fn credit(&mut self, index: u32, uses: u32, priority: u8) {
         self.for_path(index, |tree, at| {
-            if tree.nodes[at as usize].is_listed() {
-                tree.recency.remove(&mut tree.nodes, at);
-                tree.recency.push_newest(&mut tree.nodes, at);
+            let node = &mut tree.nodes[at as usize];
+            node.uses = node.uses.saturating_add(uses);
+            node.priority = node.priority.max(priority);
+            node.used_ms = tree.now_ms;
+            if node.is_listed() {
+                tree.unlist(at);
+                tree.list(at);
             }
         });
     }
@@ -242,7 +344,7 @@ impl Tree {
                 let pages = node.pages.len();
                 tree.evictable -= pages;
                 tree.protected += pages;
-                tree.recency.remove(&mut tree.nodes, at);
+                tree.ranking.remove(&mut tree.nodes, at);
             }
         });
     }
@@ -252,11 +354,12 @@ impl Tree {
         self.for_path(index, |tree, at| {
             let node = &mut tree.nodes[at as usize];
             node.locks -= 1;
+            node.used_ms = tree.now_ms;
             if node.locks == 0 {
                 let pages = node.pages.len();
                 tree.evictable += pages;
                 tree.protected -= pages;
-                tree.recency.push_newest(&mut tree.nodes, at);
+                tree.list(at);
             }
         });
     }
@@ -270,18 +373,23 @@ impl Tree {
         }
     }
 
-    /// Drops the last page of the least recently used leaf: its page number and hash.
+    /// Drops the last page of the leaf of least rank: its page number and hash.
     pub(crate) fn evict_page(&mut self) -> Option<(u32, u64)> {
-        let index = self.recency.oldest;
+        let cut = self.cut(self.ranking.first())?;
+        self.evictable -= 1;
+        Some(cut)
+    }
+
+    /// Drops the last page of a leaf of either tier: its page or slot and its hash.
+    pub(crate) fn cut(&mut self, index: u32) -> Option<(u32, u64)> {
         let node = self.nodes.get_mut(index as usize)?;
         let (page, hash) = (node.pages.pop()?, node.hashes.pop()?);
         node.tokens.truncate(node.pages.len() * self.page_size);
         node.generation = node.generation.wrapping_add(1);
-        self.evictable -= 1;
         if node.pages.is_empty() {
             let parent = node.parent;
             self.unindex(hash, index);
-            self.recency.remove(&mut self.nodes, index);
+            self.unlist(index);
             self.drop_node(index);
             self.nodes[parent as usize].children -= 1;
             self.drop_empty_root(parent);
@@ -324,4 +432,13 @@ impl Tree {
             }
         }
     }
+}
+
+/// Whole pages that both begin with. One comparison if one of them goes on where the other ends.
+fn common_pages(a: &[u32], b: &[u32], size: usize) -> usize {
+    let whole = a.len().min(b.len()) / size * size;
+    if a[..whole] == b[..whole] {
+        return whole / size;
+    }
+    a.chunks_exact(size).zip(b.chunks_exact(size)).take_while(|(a, b)| a == b).count()
 }

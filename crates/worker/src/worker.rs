@@ -298,6 +298,14 @@ impl Worker {
         self.engine()?.flush_cache().await
     }
 
+    /// A piece of the engine's radix tree.
+    pub async fn cache_tree(
+        &self,
+        request: proto::GetCacheTreeRequest,
+    ) -> Result<proto::GetCacheTreeResponse> {
+        self.engine()?.cache_tree(request).await
+    }
+
     /// What the engine called itself when it was attached; changes at each of its starts. `None` while it is away.
     pub fn engine_id(&self) -> Option<Arc<String>> {
         match &self.client {

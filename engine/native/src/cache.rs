@@ -1,6 +1,6 @@
 //! `PageCache` and the hash functions for Python. Cheap calls: the GIL is kept, except for `audit`.
 
-use branchline_prefix::{self as prefix, CacheOptions, Event};
+use branchline_prefix::{self as prefix, CacheOptions, Event, Move, NodeView, Policy};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -16,12 +16,16 @@ pub(crate) struct PageCache {
 #[pymethods]
 impl PageCache {
     #[new]
-    #[pyo3(signature = (num_pages, page_size, *, eviction = "lru", share = true))]
-    fn new(num_pages: usize, page_size: usize, eviction: &str, share: bool) -> PyResult<Self> {
-        if eviction != "lru" {
-            return Err(PyValueError::new_err(format!("eviction is {eviction:?}: only \"lru\" is known")));
-        }
-        let options = CacheOptions { num_pages, page_size, share };
+    #[pyo3(signature = (num_pages, page_size, *, policy = None, share = true, host_pages = 0))]
+    fn new(
+        num_pages: usize,
+        page_size: usize,
+        policy: Option<Vec<u8>>,
+        share: bool,
+        host_pages: usize,
+    ) -> PyResult<Self> {
+        let policy = policy.map_or_else(|| Ok(Policy::default()), Policy::new).map_err(value_error)?;
+        let options = CacheOptions { num_pages, page_size, share, policy, host_pages };
         prefix::PageCache::new(options).map(|inner| Self { inner }).map_err(value_error)
     }
 
@@ -39,6 +43,15 @@ impl PageCache {
         self.inner.unlock(node).map_err(value_error)
     }
 
+    #[pyo3(signature = (node, priority = 0))]
+    fn credit(&mut self, node: u64, priority: i32) -> PyResult<()> {
+        self.inner.credit(node, priority).map_err(value_error)
+    }
+
+    fn tick(&mut self, now_ms: u64) {
+        self.inner.tick(now_ms);
+    }
+
     fn available(&self) -> usize {
         self.inner.available()
     }
@@ -47,8 +60,15 @@ impl PageCache {
         self.inner.allocate(count)
     }
 
-    fn insert(&mut self, namespace: &[u8], token_ids: Numbers, pages: Numbers) -> PyResult<(u64, usize)> {
-        self.inner.insert(namespace, &token_ids.0, &pages.0).map_err(value_error)
+    #[pyo3(signature = (namespace, token_ids, pages, priority = 0))]
+    fn insert(
+        &mut self,
+        namespace: &[u8],
+        token_ids: Numbers,
+        pages: Numbers,
+        priority: i32,
+    ) -> PyResult<(u64, usize)> {
+        self.inner.insert(namespace, &token_ids.0, &pages.0, priority).map_err(value_error)
     }
 
     #[pyo3(signature = (pages, epoch = 0))]
@@ -68,6 +88,28 @@ impl PageCache {
         self.inner.flush()
     }
 
+    /// Pages brought back from the host.
+    fn fetch(&mut self, namespace: &[u8], token_ids: Numbers, limit: usize) -> usize {
+        self.inner.fetch(namespace, &token_ids.0, limit)
+    }
+
+    /// Copies to be done in order: (True, page, slot) stores, (False, page, slot) fetches.
+    fn drain_moves(&mut self) -> Vec<(bool, u32, u32)> {
+        let moves = self.inner.drain_moves().into_iter();
+        moves
+            .map(|one| match one {
+                Move::Store { page, slot } => (true, page, slot),
+                Move::Fetch { slot, page } => (false, page, slot),
+            })
+            .collect()
+    }
+
+    /// Host slots, those in use, pages stored and pages fetched so far.
+    fn host_counters(&self) -> (usize, usize, u64, u64) {
+        let host = self.inner.host_counters();
+        (host.total, host.used, host.stored, host.fetched)
+    }
+
     fn counters(&self) -> (usize, usize, usize, usize) {
         let counters = self.inner.counters();
         (counters.free, counters.evictable, counters.protected, counters.private)
@@ -79,6 +121,39 @@ impl PageCache {
 
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         events(py, self.inner.snapshot())
+    }
+
+    /// (nodes, next cursor, nodes in all, namespaces); a node is a tuple in the order of `NodeView`'s fields.
+    #[pyo3(signature = (cursor, limit, tokens, leases))]
+    fn view<'py>(
+        &self,
+        py: Python<'py>,
+        cursor: u32,
+        limit: usize,
+        tokens: usize,
+        leases: Vec<u64>,
+    ) -> PyResult<(Bound<'py, PyList>, u32, usize, usize)> {
+        let view = self.inner.view(cursor, limit, tokens, &leases);
+        let nodes = view.nodes.into_iter().map(|node| {
+            let NodeView { node: number, parent, namespace_hash, pages, depth_tokens, .. } = node;
+            let NodeView { locks, leases, uses, age_ms, children, on_host, tokens, .. } = node;
+            (
+                number,
+                parent,
+                namespace_hash,
+                pages,
+                depth_tokens,
+                locks,
+                leases,
+                uses,
+                age_ms,
+                children,
+                on_host,
+                tokens,
+            )
+        });
+        let nodes: Vec<_> = nodes.collect();
+        Ok((PyList::new(py, nodes)?, view.next, view.nodes_total, view.namespaces_total))
     }
 
     fn audit(&self, py: Python<'_>) -> PyResult<()> {

@@ -71,8 +71,19 @@ class PageCache:
     One thread drives it. Every call either happens whole or raises with nothing changed.
     """
 
-    def __new__(cls, num_pages: int, page_size: int, *, eviction: str = "lru", share: bool = True) -> PageCache:
-        """A pool of free pages. With share=False nothing is found and insert leaves all pages private."""
+    def __new__(
+        cls,
+        num_pages: int,
+        page_size: int,
+        *,
+        policy: Sequence[int] | None = None,
+        share: bool = True,
+        host_pages: int = 0,
+    ) -> PageCache:
+        """A pool of free pages. With share=False nothing is found and insert leaves all pages private.
+
+        `policy` ranks 64 levels of use by 256 priorities from -128 on, 0 to 255 each; without one all are alike.
+        """
 
     def match(self, namespace: bytes, token_ids: _Ids, limit: int) -> tuple[int, list[int]]:
         """Node and pages of the longest cached whole-page prefix of at most `limit` tokens.
@@ -87,13 +98,19 @@ class PageCache:
     def unlock(self, node: int) -> None:
         """Undo one lock; the prefix becomes the most recent."""
 
+    def credit(self, node: int, priority: int = 0) -> None:
+        """Count one more use of the node's prefix, by a request of a priority, for the policy; makes it recent."""
+
+    def tick(self, now_ms: int) -> None:
+        """The time that ages are counted from."""
+
     def available(self) -> int:
         """Free and evictable pages."""
 
     def allocate(self, count: int) -> list[int] | None:
         """Private pages, evicting as needed; None, and nothing changed, if there aren't as many."""
 
-    def insert(self, namespace: bytes, token_ids: _Ids, pages: _Ids) -> tuple[int, int]:
+    def insert(self, namespace: bytes, token_ids: _Ids, pages: _Ids, priority: int = 0) -> tuple[int, int]:
         """Put a prefix's whole pages into the tree: deepest node, and how many pages were there before.
 
         `pages[present:whole]` must be private and become the tree's. Those of `pages[:present]` that are not
@@ -107,10 +124,19 @@ class PageCache:
         """The step `epoch` and all before it no longer read any page."""
 
     def evict(self, pages: int) -> int:
-        """Evict up to `pages` pages, tails of the least recently used leaves first: how many it were."""
+        """Evict up to `pages` pages, tails of the leaves of least rank first: how many it were."""
 
     def flush(self) -> int:
         """Evict all that is unlocked: how many pages."""
+
+    def fetch(self, namespace: bytes, token_ids: _Ids, limit: int) -> int:
+        """Bring pages that follow the device's back from the host, unlocked, as many as fit: how many."""
+
+    def drain_moves(self) -> list[tuple[bool, int, int]]:
+        """Copies to be done, in order: (True, page, slot) from page to slot, (False, page, slot) back."""
+
+    def host_counters(self) -> tuple[int, int, int, int]:
+        """Host slots, those in use, pages stored and pages fetched so far."""
 
     def counters(self) -> tuple[int, int, int, int]:
         """Pages free, evictable, protected and private (freed but in flight included): sum is num_pages."""
@@ -124,6 +150,11 @@ class PageCache:
 
     def snapshot(self) -> list[_Stored]:
         """Everything resident, parents first."""
+
+    def view(
+        self, cursor: int, limit: int, tokens: int, leases: Sequence[int]
+    ) -> tuple[list[tuple[int, int, int, int, int, int, int, int, int, int, bool, list[int]]], int, int, int]:
+        """(nodes, next cursor, nodes in all, namespaces); a node's fields are those of `NodeView` in order."""
 
     def audit(self) -> None:
         """Check every page, node and counter in O(pages); RuntimeError names the first contradiction."""
@@ -195,6 +226,15 @@ class CpuModel:
         logit_rows: npt.NDArray[np.int64],
     ) -> int:
         """One step; see ForwardBatch. The number of logits rows, kept until the next call."""
+
+    def page_bytes(self) -> int:
+        """Bytes of one page's keys and values."""
+
+    def reserve_host(self, slots: int) -> None:
+        """Memory for so many pages of the host tier; ValueError if there is none."""
+
+    def move_pages(self, moves: Sequence[tuple[bool, int, int]]) -> None:
+        """Copy in order: (True, page, slot) from page to slot, (False, page, slot) back. ValueError copies nothing."""
 
     def logits(self) -> bytes:
         """Logits of the last step as little-endian f32, row after row."""

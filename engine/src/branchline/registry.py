@@ -370,6 +370,9 @@ quantization_methods: Registry[Callable[..., object]] = Registry(
 model_overrides: Registry[Callable[..., object]] = Registry(
     "model_overrides", "model override", "branchline.engine.overrides.base:ModelOverride"
 )
+eviction_policies: Registry[Callable[..., object]] = Registry(
+    "eviction_policies", "eviction policy", "branchline.engine.cache.eviction:EvictionPolicy"
+)
 plugins = Plugins()
 
 
@@ -380,6 +383,7 @@ def all_registries() -> tuple[Registry[Callable[..., object]], ...]:
         executors,
         attention_backends,
         radix_cache_backends,
+        eviction_policies,
         speculative_algorithms,
         quantization_methods,
         model_overrides,

@@ -15,6 +15,7 @@ from tests.cases.loader import case
 
 ALL = ("native", "reference", "none")
 SHARING = ("native", "reference")
+POLICIES = ("lru", "lfu", "slru", "priority")
 
 
 def build(name: str, pages: int = 8, page_size: int = 4) -> RadixCacheBackend:
@@ -53,7 +54,7 @@ def test_an_empty_pool_is_refused(pages: int, size: int, words: str) -> None:
 
 @pytest.mark.parametrize("name", SHARING)
 def test_an_unknown_eviction_policy_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="mru"):
+    with pytest.raises(registry.RegistryError, match="unknown eviction policy 'mru'"):
         build_cache(name, CacheContext(8, 4, eviction="mru"))
 
 
@@ -226,13 +227,41 @@ def test_a_snapshot_names_parents_first_and_all_that_is_resident(name: str) -> N
     assert len(seen) == cache.counters()[1]
 
 
+class Content:
+    """What an executor would hold: each page's whole prefix, in both tiers."""
+
+    def __init__(self, pages: int, host: int) -> None:
+        self.device: list[list[int] | None] = [None] * pages
+        self.host: list[list[int] | None] = [None] * host
+
+    def move(self, cache: RadixCacheBackend) -> None:
+        for store, page, slot in cache.drain_moves():
+            if store:
+                self.host[slot], self.device[page] = self.device[page], None
+            else:
+                self.device[page], self.host[slot] = self.host[slot], None
+
+    def write(self, cache: RadixCacheBackend, pages: list[int], tokens: list[int], size: int) -> None:
+        self.move(cache)
+        for number, page in enumerate(pages):
+            self.device[page] = tokens[: (number + 1) * size]
+
+    def check(self, cache: RadixCacheBackend, pages: list[int], tokens: list[int], size: int) -> None:
+        self.move(cache)
+        for number, page in enumerate(pages):
+            assert self.device[page] == tokens[: (number + 1) * size], "a page has another prefix's content"
+
+
 class Pair(RuleBasedStateMachine):
     """The same operations on the native backend and on the oracle; pages are mapped, not compared."""
 
-    @initialize(pages=st.integers(1, 12), size=st.integers(1, 3))
-    def begin(self, pages: int, size: int) -> None:
+    @initialize(
+        pages=st.integers(1, 12), size=st.integers(1, 3), policy=st.sampled_from(POLICIES), host=st.integers(0, 6)
+    )
+    def begin(self, pages: int, size: int, policy: str, host: int) -> None:
         self.size, self.total = size, pages
-        self.caches = [build_cache(name, CacheContext(pages, size)) for name in SHARING]
+        self.caches = [build_cache(name, CacheContext(pages, size, policy, host)) for name in SHARING]
+        self.content = [Content(pages, host) for _ in SHARING]
         self.held: list[tuple[list[int], list[int]]] = []  # private pages of both
         self.locked: list[tuple[int, int]] = []
         self.resident: list[set[tuple[int, ...]]] = [set(), set()]
@@ -260,10 +289,18 @@ class Pair(RuleBasedStateMachine):
         for cache in self.caches:
             cache.retire(self.epoch)
 
-    @rule(tokens=st.lists(st.integers(0, 1), max_size=9), limit=st.integers(0, 9), hold=st.booleans())
-    def match(self, tokens: list[int], limit: int, hold: bool) -> None:
+    @rule(
+        tokens=st.lists(st.integers(0, 1), max_size=9), limit=st.integers(0, 9), hold=st.booleans(),
+        priority=st.none() | st.integers(-2, 2),
+    )  # fmt: skip
+    def match(self, tokens: list[int], limit: int, hold: bool, priority: int | None) -> None:
         found = [cache.match(b"", tokens, limit) for cache in self.caches]
         assert len(found[0][1]) == len(found[1][1])
+        for number, (_, pages) in enumerate(found):
+            self.content[number].check(self.caches[number], pages, tokens, self.size)
+        if priority is not None:
+            for cache, (node, _) in zip(self.caches, found, strict=True):
+                cache.credit(node, priority)
         if hold:
             for cache, (node, _) in zip(self.caches, found, strict=True):
                 cache.lock(node)
@@ -277,13 +314,15 @@ class Pair(RuleBasedStateMachine):
             cache.unlock(node)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), hold=st.booleans())
-    def insert(self, data: st.DataObject, hold: bool) -> None:
+    @rule(data=st.data(), hold=st.booleans(), priority=st.integers(-2, 2))
+    def insert(self, data: st.DataObject, hold: bool, priority: int) -> None:
         both = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
         count = len(both[0])
         tokens = data.draw(st.lists(st.integers(0, 1), min_size=count * self.size, max_size=count * self.size))
-        results = [cache.insert(b"", tokens, pages) for cache, pages in zip(self.caches, both, strict=True)]
+        results = [cache.insert(b"", tokens, pages, priority) for cache, pages in zip(self.caches, both, strict=True)]
         assert results[0][1] == results[1][1]
+        for number, pages in enumerate(both):
+            self.content[number].write(self.caches[number], pages, tokens, self.size)
         rest = results[0][1]
         if rest:
             self.held.append((both[0][:rest], both[1][:rest]))
@@ -295,6 +334,10 @@ class Pair(RuleBasedStateMachine):
     @rule(count=st.integers(0, 4))
     def evict(self, count: int) -> None:
         assert len({cache.evict(count) for cache in self.caches}) == 1
+
+    @rule(tokens=st.lists(st.integers(0, 1), max_size=9), limit=st.integers(0, 9))
+    def fetch(self, tokens: list[int], limit: int) -> None:
+        assert len({cache.fetch(b"", tokens, limit) for cache in self.caches}) == 1
 
     @rule()
     def flush(self) -> None:
@@ -309,9 +352,12 @@ class Pair(RuleBasedStateMachine):
         assert self.caches[0].available() == self.caches[1].available() == counters[0][0] + counters[0][1]
         for number, cache in enumerate(self.caches):
             cache.audit()
+            self.content[number].move(cache)
             self.follow(number, cache.drain_events())
         assert self.resident[0] == self.resident[1]
-        assert len(self.resident[0]) == counters[0][1] + counters[0][2]
+        host = [cache.host_counters() for cache in self.caches]
+        assert host[0] == host[1]
+        assert len(self.resident[0]) == counters[0][1] + counters[0][2] + host[0][1]
 
     def follow(self, number: int, events: list[CacheEvent]) -> None:
         """Apply events; hashes differ between the two, so blocks are named by their whole path."""
@@ -331,6 +377,6 @@ class Pair(RuleBasedStateMachine):
 
 
 Pair.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestNativeAgainstReference = Pair.TestCase

@@ -28,11 +28,13 @@ class PoisonedCache(ReferenceCache):
             raise KeyError("the plugin lost its index")
         return super().match(namespace, token_ids, limit)
 
-    def insert(self, namespace: bytes, token_ids: Sequence[int], pages: Sequence[int]) -> tuple[int, int]:
+    def insert(
+        self, namespace: bytes, token_ids: Sequence[int], pages: Sequence[int], priority: int = 0
+    ) -> tuple[int, int]:
         """Fails where told."""
         if self.where == "insert" and POISON in token_ids:
             raise ZeroDivisionError("the plugin can't count")
-        return super().insert(namespace, token_ids, pages)
+        return super().insert(namespace, token_ids, pages, priority)
 
 
 def ids(length: int, seed: int = 0) -> list[int]:

@@ -83,8 +83,10 @@ def test_wrong_values_are_value_errors_that_name_them() -> None:
     for arguments, match in [((0, 4), "num_pages is 0"), ((4, 0), "page_size is 0")]:
         with pytest.raises(ValueError, match=match):
             _native.PageCache(*arguments)
-    with pytest.raises(ValueError, match='eviction is "fifo"'):
-        _native.PageCache(4, 4, eviction="fifo")
+    with pytest.raises(ValueError, match="the eviction policy has 3 entries"):
+        _native.PageCache(4, 4, policy=[0, 1, 2])
+    with pytest.raises(ValueError, match="ranks use level 1 with priority -128 below"):
+        _native.PageCache(4, 4, policy=bytes([1] * 256 + [0] * 63 * 256))
     cache = _native.PageCache(4, 2)
     with pytest.raises(ValueError, match="node 77 does not exist"):
         cache.lock(77)

@@ -57,6 +57,7 @@ def test_a_new_plugin_registers_passes_its_test_and_is_a_choice(kind: str, tmp_p
     assert tested.returncode == 0, tested.stdout + tested.stderr
     flag = {
         "radix_cache_backends": "--radix-cache-backend",
+        "eviction_policies": "--eviction-policy",
         "speculative_algorithms": "--speculative-algorithm",
         "quantization_methods": "--quantization",
         "attention_backends": "--attention-backend",

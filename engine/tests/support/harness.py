@@ -84,10 +84,13 @@ class Engine:
         backend: str = "native",
         seed: int = 7,
         drafter: Callable[[DraftContext], Drafter] | None = None,
+        host: int = 0,
+        eviction: str = "lru",
         **limits: object,
     ) -> None:
         self.executor = TinyExecutor(pages, page_size)
-        self.cache = build_cache(backend, CacheContext(pages, page_size))
+        self.executor.reserve_host(host)
+        self.cache = build_cache(backend, CacheContext(pages, page_size, eviction, host))
         self.clock = Clock()
         self.answers: dict[tuple[str, int], Answer] = {}
         self.errors: dict[str, EngineError] = {}

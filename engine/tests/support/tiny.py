@@ -7,11 +7,12 @@ a page shared under another prefix, or one overwritten too early changes every l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from branchline.engine.types import ForwardBatch, RowPlan, RowResult, SamplingParams
+from branchline.engine.types import ForwardBatch, PageMove, RowPlan, RowResult, SamplingParams
 
 MASK = (1 << 64) - 1
 VOCAB = 96
@@ -62,6 +63,7 @@ class TinyExecutor:
         self.lost = False  # every step raises
         self.broken_tokens: set[int] = set()  # rows of contexts that end in these have NaN logits
         self.closed = False
+        self.host = np.zeros((0, page_size), dtype=np.uint64)
 
     def run(self, batch: ForwardBatch) -> list[npt.NDArray[np.float64]]:
         """See Executor."""
@@ -150,6 +152,26 @@ class TinyExecutor:
         """See Executor."""
         assert isinstance(state, Counts)
         state.output[token_id] = state.output.get(token_id, 0) + 1
+
+    @property
+    def page_bytes(self) -> int:
+        """See HostExecutor."""
+        return 8 * self.page_size
+
+    def reserve_host(self, slots: int) -> None:
+        """See HostExecutor."""
+        self.host = np.zeros((slots, self.page_size), dtype=np.uint64)
+
+    def move_pages(self, moves: Sequence[PageMove]) -> None:
+        """See HostExecutor. A device page that was copied out is spoilt, so that nobody lives off it."""
+        for store, page, slot in moves:
+            there = slice(page * self.page_size, (page + 1) * self.page_size)
+            if store:
+                self.host[slot] = self.kv[there]
+                self.kv[there] = 0xBAD
+            else:
+                self.kv[there] = self.host[slot]
+                self.host[slot] = 0xBAD
 
     def close(self) -> None:
         """See Executor."""

@@ -129,6 +129,8 @@ table! {
     api_key: Vec<Secret> = "", since "0.1.0" secret;
     #[doc = " File with one key a line; empty lines and lines that begin with # are skipped."]
     api_key_file: Option<PathBuf> = "", since "0.1.0";
+    #[doc = " Key of an administrator: the only one that may ask for the text of cached prompts (`GET /cache/tree`). Where clients need a key, it serves as one too."]
+    admin_api_key: Option<Secret> = "", since "0.2.0" secret;
     #[doc = " Serve on an address other than loopback without keys."]
     insecure: bool = "false", since "0.1.0";
     #[doc = " Token sent to workers, as `Authorization: Bearer`."]

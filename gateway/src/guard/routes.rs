@@ -43,6 +43,7 @@ const ROUTES: &[Route] = &[
     route("/get_server_info", Access::Admin),
     route("/get_model_info", Access::Admin),
     route("/flush_cache", Access::Admin),
+    route("/cache/tree", Access::Admin),
     route("/abort_request", Access::Admin),
     route("/workers", Access::Admin),
     route("/add_worker", Access::Admin),

@@ -14,7 +14,7 @@ use http::{Method, Request, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::answer::{Refusal, json as answer};
-use super::{fan, info};
+use super::{fan, info, tree};
 use crate::app::App;
 use crate::guard::read_body;
 
@@ -29,6 +29,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/server_info", get(info::server))
         .route("/get_server_info", get(info::server))
         .route("/get_model_info", get(info::model))
+        .route("/cache/tree", get(tree::tree))
         .route("/flush_cache", post(flush).get(flush))
         .route("/abort_request", post(abort))
 }

@@ -34,6 +34,10 @@ struct CacheReport {
     leases: u64,
     lease_budget_pages: u64,
     preemptions: u64,
+    host_pages_total: u64,
+    host_pages_used: u64,
+    host_stored_pages: u64,
+    host_fetched_pages: u64,
     /// Cached tokens among prompt tokens, 0 to 1.
     hit_rate: f64,
 }
@@ -55,6 +59,10 @@ impl CacheReport {
         self.leases += u64::from(stats.leases);
         self.lease_budget_pages += stats.lease_budget_pages;
         self.preemptions += stats.preemptions;
+        self.host_pages_total += stats.host_pages_total;
+        self.host_pages_used += stats.host_pages_used;
+        self.host_stored_pages += stats.host_stored_pages;
+        self.host_fetched_pages += stats.host_fetched_pages;
         self.hit_rate = match self.prompt_tokens {
             0 => 0.0,
             prompt => self.cached_tokens as f64 / prompt as f64,
@@ -99,11 +107,15 @@ pub(super) async fn server(State(app): State<Arc<App>>) -> Response {
     answer(StatusCode::OK, &body)
 }
 
+/// One engine's cache figures.
+pub(super) fn cache(stats: &proto::CacheStats) -> Value {
+    let mut report = CacheReport::default();
+    report.add(stats);
+    json!(report)
+}
+
 fn engine(info: &proto::GetServerInfoResponse) -> Value {
-    let mut cache = CacheReport::default();
-    if let Some(stats) = &info.cache {
-        cache.add(stats);
-    }
+    let none = proto::CacheStats::default();
     let options: Value = serde_json::from_str(&info.options_json).unwrap_or(Value::Null);
     json!({
         "version": info.version,
@@ -111,7 +123,7 @@ fn engine(info: &proto::GetServerInfoResponse) -> Value {
         "uptime_s": info.uptime_s,
         "options": options,
         "page_size": info.cache.as_ref().map(|stats| stats.page_size),
-        "cache": cache,
+        "cache": cache(info.cache.as_ref().unwrap_or(&none)),
         "load": info.load.as_ref().map(|load| json!({
             "running": load.running,
             "waiting": load.waiting,

@@ -78,6 +78,8 @@ class RouterOptions(TypedDict, total=False):
     """Key that clients must send, as `Authorization: Bearer` or `x-api-key`; may be given several times."""
     api_key_file: str
     """File with one key a line; empty lines and lines that begin with # are skipped."""
+    admin_api_key: str
+    """Key of an administrator: the only one that may ask for the text of cached prompts (`GET /cache/tree`). Where clients need a key, it serves as one too."""
     insecure: bool
     """Serve on an address other than loopback without keys. Default: false."""
     worker_token: str

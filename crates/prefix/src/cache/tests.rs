@@ -10,7 +10,14 @@ use crate::hash;
 const NS: &[u8] = b"ns";
 
 fn cache(num_pages: usize, page_size: usize) -> PageCache {
-    PageCache::new(CacheOptions { num_pages, page_size, share: true }).unwrap()
+    PageCache::new(CacheOptions {
+        num_pages,
+        page_size,
+        share: true,
+        policy: Policy::default(),
+        host_pages: 0,
+    })
+    .unwrap()
 }
 
 fn counters(cache: &PageCache) -> [usize; 4] {
@@ -22,7 +29,7 @@ fn counters(cache: &PageCache) -> [usize; 4] {
 /// Inserts with fresh pages and frees the duplicates.
 fn plant(cache: &mut PageCache, tokens: &[u32]) -> u64 {
     let pages = cache.allocate(tokens.len() / cache.tree.page_size).unwrap();
-    let (node, present) = cache.insert(NS, tokens, &pages).unwrap();
+    let (node, present) = cache.insert(NS, tokens, &pages, 0).unwrap();
     cache.free(&pages[..present], 0).unwrap();
     node
 }
@@ -56,7 +63,7 @@ fn cache_conservation_page4() {
     assert_eq!(slots(&cache), [44, 4, 8, 8]);
 
     let pages: Vec<u32> = found.pages.iter().chain(&own).copied().collect();
-    let (_, present) = cache.insert(NS, &r2, &pages).unwrap();
+    let (_, present) = cache.insert(NS, &r2, &pages, 0).unwrap();
     assert_eq!(present, 2);
     cache.free(&pages[3..], 0).unwrap();
     cache.unlock(found.node).unwrap();
@@ -135,8 +142,8 @@ fn eviction_trims_the_tail_of_the_least_recent_leaf() {
 fn duplicates_stay_with_the_caller_and_tables_are_not_remapped() {
     let mut cache = cache(8, 2);
     let (first, second) = (cache.allocate(2).unwrap(), cache.allocate(3).unwrap());
-    cache.insert(NS, &[1, 2, 3, 4], &first).unwrap();
-    let (node, present) = cache.insert(NS, &[1, 2, 3, 4, 5, 6], &second).unwrap();
+    cache.insert(NS, &[1, 2, 3, 4], &first, 0).unwrap();
+    let (node, present) = cache.insert(NS, &[1, 2, 3, 4, 5, 6], &second, 0).unwrap();
     assert_eq!(present, 2);
     assert_eq!(counters(&cache), [3, 3, 0, 2]);
     assert_eq!(
@@ -203,9 +210,16 @@ fn locked_prefixes_survive_flush_and_allocation() {
 
 #[test]
 fn without_sharing_all_pages_stay_private() {
-    let mut cache = PageCache::new(CacheOptions { num_pages: 4, page_size: 2, share: false }).unwrap();
+    let mut cache = PageCache::new(CacheOptions {
+        num_pages: 4,
+        page_size: 2,
+        share: false,
+        policy: Policy::default(),
+        host_pages: 0,
+    })
+    .unwrap();
     let pages = cache.allocate(2).unwrap();
-    assert_eq!(cache.insert(NS, &[1, 2, 3, 4], &pages), Ok((ROOT, 2)));
+    assert_eq!(cache.insert(NS, &[1, 2, 3, 4], &pages, 0), Ok((ROOT, 2)));
     assert_eq!(cache.find(NS, &[1, 2, 3, 4], 4), Match { node: ROOT, pages: vec![] });
     cache.lock(ROOT).unwrap();
     cache.unlock(ROOT).unwrap();
@@ -218,16 +232,26 @@ fn without_sharing_all_pages_stay_private() {
 fn wrong_arguments_are_refused_and_change_nothing() {
     for (num_pages, page_size, field) in [(0, 4, "num_pages"), (4, 0, "page_size"), (1 << 31, 4, "num_pages")]
     {
-        let error = PageCache::new(CacheOptions { num_pages, page_size, share: true }).unwrap_err();
+        let error = PageCache::new(CacheOptions {
+            num_pages,
+            page_size,
+            share: true,
+            policy: Policy::default(),
+            host_pages: 0,
+        })
+        .unwrap_err();
         assert!(error.to_string().starts_with(field), "{error}");
     }
     let mut cache = cache(4, 2);
     let pages = cache.allocate(2).unwrap();
     for wrong in [&pages[..1], &[pages[0], pages[1], 0, 0]] {
-        assert!(matches!(cache.insert(NS, &[1, 2, 3, 4], wrong), Err(CacheError::PageCount { .. })));
+        assert!(matches!(cache.insert(NS, &[1, 2, 3, 4], wrong, 0), Err(CacheError::PageCount { .. })));
     }
-    assert_eq!(cache.insert(NS, &[1, 2, 3, 4], &[pages[0], pages[0]]), Err(CacheError::NotPrivate(pages[0])));
-    assert_eq!(cache.insert(NS, &[1, 2], &[3]), Err(CacheError::NotPrivate(3)));
+    assert_eq!(
+        cache.insert(NS, &[1, 2, 3, 4], &[pages[0], pages[0]], 0),
+        Err(CacheError::NotPrivate(pages[0]))
+    );
+    assert_eq!(cache.insert(NS, &[1, 2], &[3], 0), Err(CacheError::NotPrivate(3)));
     assert_eq!(counters(&cache), [2, 0, 0, 2]);
     assert!(cache.tree.namespaces.is_empty());
 }
@@ -337,7 +361,7 @@ fn apply(cache: &mut PageCache, oracle: &mut Oracle, op: Op) {
             };
             oracle.forget_evicted(cache);
             let before = oracle.longest(namespace, &tokens, tokens.len());
-            let (_, present) = cache.insert(name(namespace), &tokens, &pages).unwrap();
+            let (_, present) = cache.insert(name(namespace), &tokens, &pages, 0).unwrap();
             assert_eq!(present, before.len());
             for n in present..whole {
                 oracle.pages.insert((namespace, tokens[..2 * n + 2].to_vec()), pages[n]);

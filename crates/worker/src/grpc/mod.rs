@@ -174,6 +174,13 @@ impl Engine {
             .await
     }
 
+    pub(crate) async fn cache_tree(
+        &self,
+        request: proto::GetCacheTreeRequest,
+    ) -> Result<proto::GetCacheTreeResponse> {
+        self.call("GetCacheTree", async |mut client| client.get_cache_tree(request).await).await
+    }
+
     pub(crate) async fn renew_lease(
         &self,
         request: proto::RenewLeaseRequest,

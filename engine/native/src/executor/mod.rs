@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::kernels::{Isa, Kernels, Rows, Threads, bytes_of};
-use crate::model::{Batch, Builder, Format, Model, Op, Options, Scaling, Spec, Stored, WeightType};
+use crate::model::{Batch, Builder, Format, Model, Op, Options, PageMove, Scaling, Spec, Stored, WeightType};
 use sample::{Outcome, Plan};
 
 pub(crate) use penalty::PenaltyState;
@@ -165,6 +165,24 @@ impl CpuModel {
         };
         guarded(py, || model.forward(&batch))?;
         Ok(logit_rows.len())
+    }
+
+    /// Bytes that a page takes on the device and on the host.
+    fn page_bytes(&mut self) -> PyResult<usize> {
+        Ok(self.ready()?.page_bytes())
+    }
+
+    /// Memory for so many pages of the host tier.
+    fn reserve_host(&mut self, slots: usize) -> PyResult<()> {
+        self.ready()?.reserve_host(slots).map_err(refused)
+    }
+
+    /// Copy pages in this order: (True, page, slot) from page to slot, (False, page, slot) back.
+    fn move_pages(&mut self, py: Python<'_>, moves: Vec<(bool, u32, u32)>) -> PyResult<()> {
+        let moves = moves.into_iter().map(|(store, page, slot)| PageMove { store, page, slot });
+        let moves: Vec<_> = moves.collect();
+        let model = self.ready()?;
+        guarded(py, || model.move_pages(&moves))
     }
 
     /// Logits of the last step as little-endian f32 bytes, row after row.

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::forward::{Layer, Model, Work};
+use super::ggml::Format;
+use super::host::HostPages;
 use super::kv::Cache;
 use super::linear::Linear;
 use super::profile::Profile;
@@ -146,6 +148,7 @@ impl Builder {
             kernels,
             threads,
             cache,
+            host: HostPages::default(),
             embedding,
             layers,
             norm,

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::acts::{Acts, ActsView};
 use super::batch::Batch;
+use super::host::HostPages;
 use super::kv::Cache;
 use super::linear::{Hands, Linear, Local, Shared, gated};
 use super::profile::{Op, Profile};
@@ -41,6 +42,7 @@ pub(crate) struct Model {
     pub(crate) kernels: Kernels,
     pub(crate) threads: Threads,
     pub(crate) cache: Cache,
+    pub(crate) host: HostPages,
     pub(crate) embedding: Linear,
     pub(crate) layers: Vec<Layer>,
     pub(crate) norm: Vec<f32>,

@@ -11,6 +11,9 @@ pub(crate) struct Cache {
     key_bytes: usize,
     shape: Pool,
     pages: usize,
+    layers: usize,
+    /// Bytes of one page's keys and of its values in a layer; each lies in one piece.
+    page_bytes: (usize, usize),
 }
 
 impl Cache {
@@ -40,7 +43,16 @@ impl Cache {
         Vec::<u8>::new().try_reserve_exact(total).ok()?;
         let memory = vec![0u8; total];
         let start = memory.as_ptr().align_offset(64);
-        Some(Self { memory, start, layer_bytes, key_bytes, shape, pages })
+        Some(Self {
+            memory,
+            start,
+            layer_bytes,
+            key_bytes,
+            shape,
+            pages,
+            layers: spec.layers,
+            page_bytes: (spec.kv_heads * key, spec.kv_heads * value),
+        })
     }
 
     /// Number of pages.
@@ -51,6 +63,40 @@ impl Cache {
     /// Tokens a page.
     pub(crate) fn page_size(&self) -> usize {
         self.shape.page_size
+    }
+
+    /// Bytes of one page over all layers.
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.layers * (self.page_bytes.0 + self.page_bytes.1)
+    }
+
+    /// Where a page lies: its keys and its values, layer after layer.
+    fn pieces(&self, page: usize) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+        let (start, layer_bytes, key_bytes) = (self.start, self.layer_bytes, self.key_bytes);
+        let (keys, values) = self.page_bytes;
+        (0..self.layers).flat_map(move |layer| {
+            let base = start + layer * layer_bytes;
+            let (key, value) = (base + page * keys, base + key_bytes + page * values);
+            [key..key + keys, value..value + values]
+        })
+    }
+
+    /// Copies a page out to `to`, which has [`Self::page_bytes`].
+    pub(crate) fn copy_out(&self, page: usize, mut to: &mut [u8]) {
+        for piece in self.pieces(page) {
+            let (first, rest) = to.split_at_mut(piece.len());
+            first.copy_from_slice(&self.memory[piece]);
+            to = rest;
+        }
+    }
+
+    /// Copies a page in from `from`, which [`Self::copy_out`] wrote.
+    pub(crate) fn copy_in(&mut self, page: usize, mut from: &[u8]) {
+        for piece in self.pieces(page) {
+            let (first, rest) = from.split_at(piece.len());
+            self.memory[piece].copy_from_slice(first);
+            from = rest;
+        }
     }
 
     /// One layer as kernels take it; valid as long as `self`.

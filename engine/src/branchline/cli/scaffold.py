@@ -41,6 +41,17 @@ class {cls}(ReferenceCache):
     "{cls}",
     "branchline serve MODEL --radix-cache-backend {name}",
 )
+_EVICTION = Skeleton(
+    '''class {cls}:
+    """What was used least goes first. Members: branchline.engine.cache.eviction.EvictionPolicy."""
+
+    def rank(self, uses: int, priority: int) -> int:
+        """0 to 255, higher is kept longer; must not fall when uses or priority rises."""
+        return min(uses, 255)
+''',
+    "{cls}",
+    "branchline serve MODEL --eviction-policy {name}",
+)
 _SPECULATIVE = Skeleton(
     '''from branchline.engine.config import SpeculativeOptions
 from branchline.engine.speculative.base import NOTHING, Ask, DraftContext, Drafted, Proposal
@@ -174,6 +185,7 @@ SKELETONS = {
     "executors": _EXECUTOR,
     "attention_backends": _ATTENTION,
     "radix_cache_backends": _CACHE,
+    "eviction_policies": _EVICTION,
     "speculative_algorithms": _SPECULATIVE,
     "quantization_methods": _QUANTIZATION,
     "model_overrides": _OVERRIDES,

@@ -129,6 +129,15 @@ class EngineConfig:
     radix_cache_backend: str = option(
         "native", "what holds cached prefixes", section="cache", kind="radix_cache_backends"
     )
+    eviction_policy: str = option(
+        "lru", "which cached prefix goes first when pages are short: the least recently used, the least often used, "
+        "what was never used again, or what only requests of low priority used", section="cache",
+        kind="eviction_policies",
+    )  # fmt: skip
+    host_cache_gib: float = option(
+        0.0, "host memory, in GiB, for pages that gave way to others; they come back when a prompt matches them; 0: no "
+        "such tier", section="cache", minimum=0, maximum=65536,
+    )  # fmt: skip
     disable_radix_cache: bool = option(False, "share no prefix between requests", section="cache")
     page_size: int = option(16, "tokens a KV page", section="cache", minimum=1, maximum=1024)
     max_total_tokens: int | None = option(
@@ -214,6 +223,8 @@ class EngineConfig:
                 f"host {self.host!r} is not loopback: give --token (or BRANCHLINE_TOKEN), or tls-cert, tls-key and "
                 "tls-client-ca"
             )
+        if self.host_cache_gib and (self.disable_radix_cache or self.radix_cache_backend == "none"):
+            found.append("host-cache-gib keeps shared prefixes and none are shared: leave it out, or share them")
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             found.append(f"max-total-tokens {self.max_total_tokens} is below page-size {self.page_size}: raise it")
         if self.max_step_tokens < self.max_running_requests:

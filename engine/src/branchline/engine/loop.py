@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from branchline.engine.cache import RadixCacheBackend
+from branchline.engine.cache import RadixCacheBackend, TreeView
 from branchline.engine.cache.feed import EventBatch, EventFeed, Subscription
 from branchline.engine.cache.leases import Budgets, Lease, LeaseBook
 from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
@@ -147,6 +147,10 @@ class EngineLoop:
     def flush(self) -> int:
         """Drop every cached page that no request holds, between two steps; how many."""
         return self._call(self._flush)
+
+    def cache_tree(self, cursor: int, limit: int, tokens: int) -> TreeView:
+        """A piece of the cache's tree, taken between two steps; see RadixCacheBackend.view."""
+        return self._call(lambda: self._leases.view(cursor, limit, tokens, self._clock()))
 
     def renew_lease(self, lease_id: str, tenant: str, ttl_ms: int) -> Lease:
         """Let a live lease run out `ttl_ms` from now. Raises NotFound if it does not live."""
@@ -428,6 +432,7 @@ class EngineLoop:
                 groups = list(self._live.values())
             for group in groups:
                 self._scheduler.fail(group, failure)
+            self._scheduler.flush()  # a copy between the tiers may not have been done
             self._emit()
             self._publish()
 
@@ -484,8 +489,7 @@ class EngineLoop:
         return dropped
 
     def _audit(self) -> None:
-        self._leases.audit()
-        audit(self._cache, self._executor.num_pages, self._leases.pages, not self._scheduler.has_work)
+        audit(self._cache, self._executor.num_pages, self._leases, not self._scheduler.has_work)
 
     def _observe(self) -> None:
         """Publish the picture that other threads read."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from branchline.engine.cache import RadixCacheBackend
+from branchline.engine.cache.leases import LeaseBook
 from branchline.engine.errors import InternalError, Unavailable
 from branchline.engine.scheduler import Group, Scheduler
 from branchline.engine.scheduler.batch import Step
@@ -117,13 +118,14 @@ def describe(step: Step | None, stats: LoopStats, live: Iterable[Group]) -> list
     return lines
 
 
-def audit(cache: RadixCacheBackend, num_pages: int, leased: int, idle: bool) -> None:
+def audit(cache: RadixCacheBackend, num_pages: int, leases: LeaseBook, idle: bool) -> None:
     """Walk the whole page ledger. Raises RuntimeError if a page is in no state or in two, or held by nobody."""
     cache.audit()
+    leases.audit()
     free, evictable, protected, private = cache.counters()
     if free + evictable + protected + private != num_pages:
         raise RuntimeError(f"{free}+{evictable}+{protected}+{private} pages of {num_pages}")
-    if idle and (protected != leased or private):
+    if idle and (protected != leases.pages or private):
         raise RuntimeError(
-            f"{protected} protected pages ({leased} leased) and {private} private pages while nothing runs"
+            f"{protected} protected pages ({leases.pages} leased) and {private} private pages while nothing runs"
         )

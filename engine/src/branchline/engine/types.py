@@ -7,9 +7,10 @@ answers the service with `Delta`s.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -198,6 +199,25 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release memory and threads; idempotent."""
+
+
+PageMove: TypeAlias = tuple[bool, int, int]
+"""(True, page, slot): keys and values of a page go to a host slot; (False, page, slot): they come back."""
+
+
+@runtime_checkable
+class HostExecutor(Protocol):
+    """What an executor offers besides `Executor` if it has a host-memory tier. Called by the same thread."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page's keys and values, all layers together."""
+
+    def reserve_host(self, slots: int) -> None:
+        """Reserve host memory for so many pages. Called once, before any run. Raises LoadError."""
+
+    def move_pages(self, moves: Sequence[PageMove]) -> None:
+        """Copy in this order, so that the next `run` sees it done."""
 
 
 @dataclass(slots=True)

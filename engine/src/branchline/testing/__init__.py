@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from branchline import registry
 from branchline.cli import extensions
-from branchline.testing import attention, cache, guesses, options
+from branchline.testing import attention, cache, eviction, guesses, options
 
 if TYPE_CHECKING:
     import pytest
@@ -22,6 +22,7 @@ Check = Callable[..., None]
 SUITES: dict[str, tuple[Check, ...]] = {
     "attention_backends": attention.CHECKS,
     "radix_cache_backends": cache.CHECKS,
+    "eviction_policies": eviction.CHECKS,
     "speculative_algorithms": guesses.CHECKS,
     "quantization_methods": options.QUANTIZATION,
     "model_overrides": options.OVERRIDES,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from branchline.engine.cache.base import RadixCacheBackend
+from branchline.engine.cache.base import RadixCacheBackend, TreeView
 from branchline.engine.errors import InvalidArgument, NotFound, ResourceExhausted
 from branchline.engine.types import LeaseState
 
@@ -143,7 +143,8 @@ class LeaseBook:
         return lease is not None
 
     def expire(self, now: float) -> int:
-        """End what has run out; how many leases."""
+        """Tell the cache the time and end what has run out; how many leases."""
+        self._cache.tick(int(now * 1e3))
         if self._next is None or now < self._next:
             return 0
         over = [lease for lease in self._leases.values() if lease.expires_s <= now]
@@ -151,6 +152,11 @@ class LeaseBook:
             self._end(lease)
         self._next = min((lease.expires_s for lease in self._leases.values()), default=None)
         return len(over)
+
+    def view(self, cursor: int, limit: int, tokens: int, now: float) -> TreeView:
+        """A piece of the cache's tree with what leases hold of it; see RadixCacheBackend.view."""
+        self._cache.tick(int(now * 1e3))
+        return self._cache.view(cursor, limit, tokens, self.nodes())
 
     def clear(self) -> None:
         """End all leases."""

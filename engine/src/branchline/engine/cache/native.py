@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from branchline import _native
-from branchline.engine.cache.base import CacheContext, CacheEvent, StoredEvent
+from branchline.engine.cache.base import CacheContext, CacheEvent, NodeView, StoredEvent, TreeView
+from branchline.engine.cache.eviction import ranks
+from branchline.engine.types import PageMove
 
 
 class NativeCache:
@@ -17,9 +19,11 @@ class NativeCache:
     shares = True
 
     def __init__(self, context: CacheContext) -> None:
-        """Raises ValueError for an unknown eviction policy."""
+        """Raises RegistryError for an unknown eviction policy."""
         self._page_size = context.page_size
-        self._pages = _native.PageCache(context.num_pages, context.page_size, eviction=context.eviction)
+        self._pages = _native.PageCache(
+            context.num_pages, context.page_size, policy=ranks(context.eviction).table, host_pages=context.host_pages
+        )
 
     def match(self, namespace: bytes, token_ids: Sequence[int], limit: int) -> tuple[int, list[int]]:
         """See RadixCacheBackend."""
@@ -33,6 +37,14 @@ class NativeCache:
         """See RadixCacheBackend."""
         self._pages.unlock(node)
 
+    def credit(self, node: int, priority: int = 0) -> None:
+        """See RadixCacheBackend."""
+        self._pages.credit(node, priority)
+
+    def tick(self, now_ms: int) -> None:
+        """See RadixCacheBackend."""
+        self._pages.tick(now_ms)
+
     def available(self) -> int:
         """See RadixCacheBackend."""
         return self._pages.available()
@@ -41,9 +53,11 @@ class NativeCache:
         """See RadixCacheBackend."""
         return self._pages.allocate(count)
 
-    def insert(self, namespace: bytes, token_ids: Sequence[int], pages: Sequence[int]) -> tuple[int, int]:
+    def insert(
+        self, namespace: bytes, token_ids: Sequence[int], pages: Sequence[int], priority: int = 0
+    ) -> tuple[int, int]:
         """See RadixCacheBackend."""
-        return self._pages.insert(namespace, token_ids, pages)
+        return self._pages.insert(namespace, token_ids, pages, priority)
 
     def free(self, pages: Sequence[int], epoch: int = 0) -> None:
         """See RadixCacheBackend."""
@@ -61,6 +75,18 @@ class NativeCache:
         """See RadixCacheBackend."""
         return self._pages.flush()
 
+    def fetch(self, namespace: bytes, token_ids: Sequence[int], limit: int) -> int:
+        """See RadixCacheBackend."""
+        return self._pages.fetch(namespace, token_ids, limit)
+
+    def drain_moves(self) -> list[PageMove]:
+        """See RadixCacheBackend."""
+        return self._pages.drain_moves()
+
+    def host_counters(self) -> tuple[int, int, int, int]:
+        """See RadixCacheBackend."""
+        return self._pages.host_counters()
+
     def counters(self) -> tuple[int, int, int, int]:
         """See RadixCacheBackend."""
         return self._pages.counters()
@@ -76,6 +102,11 @@ class NativeCache:
     def snapshot(self) -> list[StoredEvent]:
         """See RadixCacheBackend."""
         return self._pages.snapshot()
+
+    def view(self, cursor: int, limit: int, tokens: int, leases: Sequence[int]) -> TreeView:
+        """See RadixCacheBackend."""
+        nodes, *rest = self._pages.view(cursor, limit, tokens, leases)
+        return TreeView([NodeView(*node) for node in nodes], *rest)
 
     def audit(self) -> None:
         """See RadixCacheBackend."""

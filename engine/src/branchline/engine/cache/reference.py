@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from branchline.engine.cache.base import CacheContext, CacheEvent, StoredEvent
+from branchline.engine.cache.base import CacheContext, CacheEvent, NodeView, StoredEvent, TreeView
+from branchline.engine.cache.eviction import clamp, ranks
 from branchline.engine.cache.hashing import block_hashes, chain_hash, root_hash
 from branchline.engine.cache.ledger import Ledger
+from branchline.engine.types import PageMove
 
 
 class Node:
@@ -23,18 +25,22 @@ class Node:
         self.page = page
         self.hash = hash_
         self.locks = 0
+        self.on_host = False  # then `page` is a slot
         self.used = 0
+        self.used_ms = 0
+        self.uses = 0
+        self.priority = -128
         self.children: dict[tuple[int, ...], Node] = {}
 
 
 class ReferenceCache:
-    """RadixCacheBackend with `lru` eviction: of the unlocked leaves the least recently touched goes first."""
+    """RadixCacheBackend: of the unlocked leaves that of least rank goes first, of equal ones the least recent."""
 
     shares = True
 
     def __init__(self, context: CacheContext) -> None:
-        if context.eviction != "lru":
-            raise ValueError(f"eviction is {context.eviction!r}; the reference backend knows only 'lru'")
+        self._ranks = ranks(context.eviction)
+        self._now_ms = 0
         self._page_size = context.page_size
         self._ledger = Ledger(context.num_pages)
         self._handles = itertools.count(1)
@@ -42,6 +48,10 @@ class ReferenceCache:
         self._roots: dict[bytes, Node] = {}
         self._nodes: dict[int, Node] = {}  # page nodes by handle
         self._events: list[CacheEvent] = []
+        self._slots = list(range(context.host_pages))  # free ones
+        self._host = [context.host_pages, 0, 0]  # slots, stored, fetched
+        self._moves: list[PageMove] = []
+        self._pinned: list[Node] = []
 
     def match(self, namespace: bytes, token_ids: Sequence[int], limit: int) -> tuple[int, list[int]]:
         """See RadixCacheBackend; handle 0 stands for an empty match."""
@@ -49,10 +59,10 @@ class ReferenceCache:
         now = next(self._clock)
         for block in self._blocks(token_ids, min(limit, len(token_ids))):
             child = node.children.get(block) if node else None
-            if child is None:
+            if child is None or child.on_host:
                 break
             node = child
-            node.used = now
+            node.used, node.used_ms = now, self._now_ms
             pages.append(node.page)
         return (node.handle if node and pages else 0), pages
 
@@ -69,7 +79,19 @@ class ReferenceCache:
         now = next(self._clock)
         for step in path:
             step.locks -= 1
-            step.used = now
+            step.used, step.used_ms = now, self._now_ms
+
+    def credit(self, node: int, priority: int = 0) -> None:
+        """See RadixCacheBackend."""
+        now = next(self._clock)
+        for step in self._path(node):
+            step.uses += 1
+            step.priority = max(step.priority, clamp(priority))
+            step.used, step.used_ms = now, self._now_ms
+
+    def tick(self, now_ms: int) -> None:
+        """See RadixCacheBackend."""
+        self._now_ms = max(self._now_ms, now_ms)
 
     def available(self) -> int:
         """See RadixCacheBackend."""
@@ -82,7 +104,9 @@ class ReferenceCache:
         self.evict(count - len(self._ledger.spare))
         return self._ledger.take(count)
 
-    def insert(self, namespace: bytes, token_ids: Sequence[int], pages: Sequence[int]) -> tuple[int, int]:
+    def insert(
+        self, namespace: bytes, token_ids: Sequence[int], pages: Sequence[int], priority: int = 0
+    ) -> tuple[int, int]:
         """See RadixCacheBackend. Raises ValueError unless the tokens fill the pages exactly."""
         if len(token_ids) != len(pages) * self._page_size:
             raise ValueError(f"{len(token_ids)} tokens do not fill {len(pages)} pages of {self._page_size}")
@@ -98,9 +122,14 @@ class ReferenceCache:
                 self._nodes[child.handle] = child
                 parent = parent if stored else node.hash
                 stored.append(child)
+            elif child.on_host:  # computed again: the caller's page takes its place
+                self._ledger.adopt(page)
+                self._slots.append(child.page)
+                child.page, child.on_host = page, False
             else:
                 present += 1
-            child.used = now
+            child.used, child.used_ms = now, self._now_ms
+            child.priority = max(child.priority, clamp(priority))
             node = child
         if stored:
             tokens = [token for child in stored for token in child.block]
@@ -118,25 +147,95 @@ class ReferenceCache:
     def evict(self, pages: int) -> int:
         """See RadixCacheBackend."""
         removed: list[int] = []
-        while len(removed) < pages:
-            leaves = [node for node in self._nodes.values() if not node.children and not node.locks]
-            if not leaves:
+        evicted = 0
+        while evicted < pages and (leaf := self._least(on_host=False)) is not None:
+            evicted += 1
+            worst = self._least(on_host=True)
+            if not self._slots and worst is not None:
+                removed.append(worst.hash)
+                self._drop(worst)
+            if self._slots:
+                self._store(leaf)
+            else:
+                removed.append(leaf.hash)
+                self._drop(leaf)
+        if removed:
+            self._events.append(("removed", removed))
+        return evicted
+
+    def _least(self, *, on_host: bool) -> Node | None:
+        """What goes first in a tier: never before what follows it there, nor what is held."""
+        leaves = [
+            node
+            for node in self._nodes.values()
+            if node.on_host == on_host
+            and not node.locks
+            and node not in self._pinned
+            and not any(child.on_host == on_host for child in node.children.values())
+        ]
+        return min(
+            leaves,
+            key=lambda node: (self._ranks.of(node.uses, node.priority), node.used, node.handle),
+            default=None,
+        )
+
+    def _store(self, leaf: Node) -> None:
+        slot = self._slots.pop()
+        self._moves.append((True, leaf.page, slot))
+        self._ledger.spare.append(leaf.page)
+        leaf.page, leaf.on_host, leaf.used = slot, True, next(self._clock)
+        self._host[1] += 1
+
+    def fetch(self, namespace: bytes, token_ids: Sequence[int], limit: int) -> int:
+        """See RadixCacheBackend."""
+        node, pages = self.match(namespace, token_ids, limit)
+        blocks = self._blocks(token_ids, min(limit, len(token_ids)))[len(pages) :]
+        at = self._nodes[node] if node else self._roots.get(namespace)
+        for block in blocks:
+            at = at.children.get(block) if at else None
+            if at is None:
                 break
-            leaf = min(leaves, key=lambda node: (node.used, node.handle))
-            removed.append(leaf.hash)
-            self._drop(leaf)
+            self._pinned.append(at)
+        self.lock(node)
+        self._pinned = self._pinned[: self.available()]
+        taken = self.allocate(len(self._pinned)) or []
+        self.unlock(node)
+        for child, page in zip(self._pinned, taken, strict=True):
+            self._slots.append(child.page)
+            self._moves.append((False, page, child.page))
+            self._ledger.adopt(page)
+            child.page, child.on_host = page, False
+        fetched, self._pinned = self._pinned, []
+        self._host[2] += len(fetched)
+        if fetched:
+            self.match(namespace, token_ids, (len(pages) + len(fetched)) * self._page_size)
+        return len(fetched)
+
+    def drain_moves(self) -> list[PageMove]:
+        """See RadixCacheBackend."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def host_counters(self) -> tuple[int, int, int, int]:
+        """See RadixCacheBackend."""
+        return self._host[0], self._host[0] - len(self._slots), self._host[1], self._host[2]
+
+    def flush(self) -> int:
+        """See RadixCacheBackend."""
+        removed: list[int] = []
+        for on_host in (True, False):
+            while (leaf := self._least(on_host=on_host)) is not None:
+                removed.append(leaf.hash)
+                self._drop(leaf)
         if removed:
             self._events.append(("removed", removed))
         return len(removed)
 
-    def flush(self) -> int:
-        """See RadixCacheBackend."""
-        return self.evict(self._evictable())
-
     def counters(self) -> tuple[int, int, int, int]:
         """See RadixCacheBackend."""
         evictable = self._evictable()
-        return len(self._ledger.spare), evictable, len(self._nodes) - evictable, len(self._ledger.private)
+        protected = sum(not node.on_host for node in self._nodes.values()) - evictable
+        return len(self._ledger.spare), evictable, protected, len(self._ledger.private)
 
     def block_hashes(self, namespace: bytes, token_ids: Sequence[int]) -> list[int]:
         """See RadixCacheBackend."""
@@ -155,9 +254,31 @@ class ReferenceCache:
             if node.parent is not None
         ]
 
+    def view(self, cursor: int, limit: int, tokens: int, leases: Sequence[int]) -> TreeView:
+        """See RadixCacheBackend; a node is one page."""
+        found = [node for handle, node in sorted(self._nodes.items()) if handle >= cursor]
+        held = [step for lease in leases for step in self._path(lease)]
+        shown = [self._show(node, tokens, held.count(node)) for node in found[:limit]]
+        following = found[limit].handle if len(found) > limit else 0
+        return TreeView(shown, following, len(self._nodes), sum(bool(root.children) for root in self._roots.values()))
+
+    def _show(self, node: Node, tokens: int, leases: int) -> NodeView:
+        path = self._path(node.handle)
+        parent = path[1].handle if len(path) > 1 else 0
+        root = path[-1].parent.hash if path[-1].parent is not None else 0
+        depth = (len(path) - 1) * self._page_size
+        age = self._now_ms - node.used_ms
+        return NodeView(
+            node.handle, parent, root, 1, depth, node.locks, leases, node.uses, age, len(node.children), node.on_host,
+            list(node.block[:tokens]),
+        )  # fmt: skip
+
     def audit(self) -> None:
         """See RadixCacheBackend."""
-        self._ledger.audit([node.page for node in self._nodes.values()])
+        self._ledger.audit([node.page for node in self._nodes.values() if not node.on_host])
+        held = [node.page for node in self._nodes.values() if node.on_host]
+        if sorted([*self._slots, *held]) != list(range(self._host[0])):
+            raise RuntimeError("a host slot is in no state or in two")
         for node in self._nodes.values():
             if any(child.locks > node.locks for child in node.children.values()):
                 raise RuntimeError(f"page {node.page} is less protected than a page after it")
@@ -175,10 +296,10 @@ class ReferenceCache:
         return path
 
     def _evictable(self) -> int:
-        return sum(node.locks == 0 for node in self._nodes.values())
+        return sum(node.locks == 0 and not node.on_host for node in self._nodes.values())
 
     def _drop(self, leaf: Node) -> None:
         if leaf.parent is not None:
             del leaf.parent.children[leaf.block]
         del self._nodes[leaf.handle]
-        self._ledger.spare.append(leaf.page)
+        (self._slots if leaf.on_host else self._ledger.spare).append(leaf.page)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from branchline import _native
@@ -15,7 +16,7 @@ from branchline.engine.errors import InternalError, LoadError
 from branchline.engine.model.source import LoadedModel, StoredTensor
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization.base import QuantizationMethod
-from branchline.engine.types import ForwardBatch, RowPlan, RowResult, SamplingParams
+from branchline.engine.types import ForwardBatch, PageMove, RowPlan, RowResult, SamplingParams
 
 WEIGHT_TYPES = {
     "auto": "auto", "int8": "int8", "bfloat16": "bf16", "bf16": "bf16", "float32": "f32", "fp32": "f32",
@@ -77,6 +78,22 @@ class NativeExecutor:
         """Count one generated token in a penalty state."""
         assert isinstance(state, _native.PenaltyState), "states come from penalty_state"
         state.observe(token_id)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page's keys and values."""
+        return self.model.page_bytes()
+
+    def reserve_host(self, slots: int) -> None:
+        """Reserve the host tier. Raises LoadError if there is no memory for it."""
+        try:
+            self.model.reserve_host(slots)
+        except ValueError as error:
+            raise LoadError(str(error), field="host_cache_gib") from error
+
+    def move_pages(self, moves: Sequence[PageMove]) -> None:
+        """Copy pages between the tiers, in this order."""
+        self.model.move_pages(moves)
 
     def close(self) -> None:
         """Release memory and threads; idempotent."""

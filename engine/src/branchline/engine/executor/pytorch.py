@@ -7,6 +7,7 @@ raised: they concern the whole process. Works on `cpu` and on `cuda` devices wit
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 
@@ -19,7 +20,7 @@ from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization.base import QuantizationMethod
 from branchline.engine.sampling import sampler
 from branchline.engine.sampling.penalties import PenaltyState, penalty_state
-from branchline.engine.types import ForwardBatch, RowPlan, RowResult, SamplingParams
+from branchline.engine.types import ForwardBatch, PageMove, RowPlan, RowResult, SamplingParams
 from branchline.registry import attention_backends
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,6 +34,7 @@ class TorchExecutor:
 
     def __init__(self, decoder: Decoder, spec: ModelSpec, *, num_pages: int, page_size: int, numerics_id: str) -> None:
         self._decoder: Decoder | None = decoder
+        self._host: torch.Tensor | None = None
         self.vocab_size = spec.vocab_size
         self.num_pages = num_pages
         self.page_size = page_size
@@ -64,9 +66,41 @@ class TorchExecutor:
         assert isinstance(state, PenaltyState), "states come from penalty_state"
         state.observe(token_id)
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page's keys and values."""
+        pool = self.decoder.pool
+        return pool.element_size() * pool.numel() // pool.shape[2] * self.page_size
+
+    def reserve_host(self, slots: int) -> None:
+        """Reserve [slots, layers, 2, page_size, kv_heads, head_dim] of host memory, pinned for a GPU."""
+        pool = self.decoder.pool
+        layers, two, _, heads, width = pool.shape
+        shape = (slots, layers, two, self.page_size, heads, width)
+        try:
+            self._host = torch.empty(shape, dtype=pool.dtype, pin_memory=pool.device.type == "cuda")
+        except (RuntimeError, MemoryError) as error:
+            raise LoadError(
+                f"no memory for {slots} host pages of {self.page_bytes} bytes: lower host-cache-gib",
+                field="host_cache_gib",
+            ) from error
+
+    def move_pages(self, moves: Sequence[PageMove]) -> None:
+        """Copy pages between the tiers, in this order. On a GPU they are queued on its stream, as the next run is."""
+        pool, host, size = self.decoder.pool, self._host, self.page_size
+        if host is None:
+            raise InternalError("no host tier was reserved")
+        for store, page, slot in moves:
+            on_device = pool[:, :, page * size : (page + 1) * size]
+            if store:
+                host[slot].copy_(on_device, non_blocking=True)
+            else:
+                on_device.copy_(host[slot], non_blocking=True)
+
     def close(self) -> None:
         """Drop weights and pool; idempotent."""
         self._decoder = None
+        self._host = None
 
     @property
     def decoder(self) -> Decoder:

@@ -45,6 +45,10 @@ class LoopStats:
     pages_leased: int = 0
     leases: int = 0
     lease_budget_pages: int = 0
+    host_pages_total: int = 0
+    host_pages_used: int = 0
+    host_stored_pages: int = 0
+    host_fetched_pages: int = 0
 
 
 class OwnTime:
@@ -89,6 +93,7 @@ def picture(
 ) -> LoopStats:
     """The state between two steps. `pages`: free, evictable, protected, private."""
     counters, tables = scheduler.counters, scheduler.pages
+    host = tables.cache.host_counters()
     oldest, leases = scheduler.waiting.oldest_s(), scheduler.leasing.book
     drafts = DraftCounts() if scheduler.drafter is None else scheduler.drafter.counts
     return LoopStats(
@@ -115,6 +120,10 @@ def picture(
         pages_leased=leases.pages,
         leases=len(leases),
         lease_budget_pages=leases.budgets.worker,
+        host_pages_total=host[0],
+        host_pages_used=host[1],
+        host_stored_pages=host[2],
+        host_fetched_pages=host[3],
         steps=steps,
         scheduler_ms_per_step=own.mean(),
     )

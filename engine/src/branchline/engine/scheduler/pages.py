@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from branchline.engine.cache import RadixCacheBackend
 from branchline.engine.scheduler.sequence import Sequence
+from branchline.engine.types import Executor, HostExecutor
 
 
 def page_demand(computed: int, length: int, page_size: int) -> int:
     """New pages that grow KV from `computed` to `length` tokens: a partial tail page is used first."""
     return -(-length // page_size) - -(-computed // page_size)
+
+
+def move_pages(cache: RadixCacheBackend, executor: Executor) -> None:
+    """Do the copies between the tiers that the cache waits for. Before a step reads or writes any page."""
+    moves = cache.drain_moves()
+    if moves and isinstance(executor, HostExecutor):
+        executor.move_pages(moves)
 
 
 class PageTables:
@@ -21,11 +29,26 @@ class PageTables:
         self.cache = cache
         self.num_pages = num_pages
         self.page_size = page_size
+        self.has_host = cache.host_counters()[0] > 0
         self.version = 0  # rises when the tree may have grown
 
     def find(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
         """(node, pages) that the tree has of the sequence's first `limit` tokens. Nothing is locked."""
         return self.cache.match(sequence.group.request.namespace, sequence.tokens, limit)
+
+    def fetch(self, sequence: Sequence, limit: int) -> None:
+        """Bring what the host tier has of the sequence's next tokens back, and start it on that too.
+
+        Takes no page that computing those tokens would not.
+        """
+        if not self.has_host or not self.cache.fetch(sequence.group.request.namespace, sequence.tokens, limit):
+            return
+        self.version += 1
+        node, pages = self.find(sequence, limit)
+        self.cache.lock(node)
+        if sequence.node is not None:
+            self.cache.unlock(sequence.node)
+        self.attach(sequence, node, pages)
 
     def attach(self, sequence: Sequence, node: int, pages: list[int]) -> None:
         """Start a sequence on pages found and locked by the caller."""
@@ -56,7 +79,8 @@ class PageTables:
         if full <= sequence.full:
             return
         tokens = sequence.tokens[: full * self.page_size]
-        node, present = self.cache.insert(sequence.group.request.namespace, tokens, sequence.pages[:full])
+        request = sequence.group.request
+        node, present = self.cache.insert(request.namespace, tokens, sequence.pages[:full], request.priority)
         if present > sequence.full:
             sequence.duplicates.extend(sequence.pages[sequence.full : present])
         self.cache.lock(node)

@@ -22,7 +22,7 @@ from branchline.engine.scheduler.cost import Allowance, StepCost, Work, allowanc
 from branchline.engine.scheduler.forecast import Forecast
 from branchline.engine.scheduler.leasing import Leasing
 from branchline.engine.scheduler.options import SchedulerOptions
-from branchline.engine.scheduler.pages import PageTables
+from branchline.engine.scheduler.pages import PageTables, move_pages
 from branchline.engine.scheduler.progress import Outbox, Progress
 from branchline.engine.scheduler.sequence import Group, Sequence
 from branchline.engine.scheduler.sharing import Inflight
@@ -70,6 +70,7 @@ class Scheduler:
         self.cost = StepCost()
         self.forecast = Forecast()
         self._cache = cache
+        self._executor = executor
         self._progress = Progress(executor, self.outbox)
         self._inflight = Inflight()
         self._decoding: dict[int, Sequence] = {}
@@ -148,6 +149,7 @@ class Scheduler:
             self._add_prefills(rows, room, now)
             if len(self.waiting) and room.tokens > 0 and self.running < self.options.max_running_requests:
                 self._admit(rows, room, now)
+        move_pages(self._cache, self._executor)
         return pack(rows, self.pages.page_size, decodes) if rows else None
 
     def alone(self, row: Row) -> Step:
@@ -301,6 +303,7 @@ class Scheduler:
         if self.running and not self._fits(sequence, 0):
             self.pages.release(sequence, keep=False)
             return 0
+        self.pages.fetch(sequence, limit)
         # Even a step that is full by its seconds gives one token to whoever hits nearly all of its prompt.
         wanted = max(min(room.room(sequence.computed), self.options.chunk, sequence.work), 1)
         count = self.pages.extend(sequence, wanted)
@@ -344,6 +347,8 @@ class Scheduler:
         if group.cached_tokens is None:
             # Of a resumed request the output so far may be cached too; it is no part of the prompt.
             group.cached_tokens = min(sequence.computed, sequence.prompt_len)
+            if sequence.node is not None:
+                self._cache.credit(sequence.node, sequence.priority)
             self.counters.lookups += 1
             self.counters.hits += sequence.computed > 0
             self.counters.prompt_tokens += sequence.prompt_len

@@ -26,7 +26,7 @@ from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.service import hardware
 from branchline.engine.service.limits import ModelInfo
 from branchline.engine.speculative import DraftContext, Drafter, build_drafter
-from branchline.engine.types import Delta, Executor, Request, SamplingParams
+from branchline.engine.types import Delta, Executor, HostExecutor, Request, SamplingParams
 
 if TYPE_CHECKING:
     from branchline.engine.model.source import LoadedModel
@@ -81,8 +81,9 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
     pages = hardware.pool_pages(config, loaded.spec, context_length, plan)
     progress("building the executor", 0, 0)
     executor = _build_executor(config, plan, loaded, pages, method)
+    host_pages = _reserve_host(config, plan.executor, executor)
     backend = "none" if config.disable_radix_cache else config.radix_cache_backend
-    cache = build_cache(backend, CacheContext(pages, config.page_size))
+    cache = build_cache(backend, CacheContext(pages, config.page_size, config.eviction_policy, host_pages))
     drafter = _drafter(config, plan, loaded, executor, cache, progress)
     options = LoopOptions(
         _scheduler_options(config, context_length),
@@ -100,6 +101,7 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
         "executors": plan.executor,
         "attention_backends": plan.attention_backend,
         "radix_cache_backends": backend,
+        "eviction_policies": config.eviction_policy,
     }
     if plan.executor == "native":
         del used["attention_backends"]  # it has its own
@@ -219,6 +221,29 @@ def _build_executor(
     )
     registry.executors.verify(plan.executor, executor)
     return executor  # type: ignore[return-value]
+
+
+def _reserve_host(config: EngineConfig, name: str, executor: Executor) -> int:
+    """Pages of the host tier, their memory reserved."""
+    if not config.host_cache_gib:
+        return 0
+    if not isinstance(executor, HostExecutor):
+        raise LoadError(f"executor {name} has no host tier: leave host-cache-gib out", field="host_cache_gib")
+    size, room = config.host_cache_gib * 2**30, hardware.free_memory()
+    if size > room:
+        raise LoadError(
+            f"host-cache-gib {config.host_cache_gib:g} is above the {room / 2**30:.1f} GiB that are free: lower it",
+            field="host_cache_gib",
+        )
+    pages = int(size // executor.page_bytes)
+    if pages < 1:
+        raise LoadError(
+            f"host-cache-gib {config.host_cache_gib:g} holds no page of {executor.page_bytes} bytes: raise it, or "
+            "leave it out",
+            field="host_cache_gib",
+        )
+    executor.reserve_host(pages)
+    return pages
 
 
 def _vocabulary(spec: ModelSpec) -> _native.Vocabulary:

@@ -24,7 +24,7 @@ from branchline import __version__
 from branchline.engine.errors import EngineError, InvalidArgument, Unavailable
 from branchline.engine.loop import EngineLoop
 from branchline.engine.scheduler.load import LoopStats
-from branchline.engine.service import attach, events, leases, scoring, wire
+from branchline.engine.service import attach, events, leases, scoring, tree, wire
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.generated import engine_pb2_grpc
 from branchline.engine.service.limits import MAX_CHUNK, ModelInfo
@@ -152,7 +152,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
             engine_id=self.engine_id,
             uptime_s=time.monotonic() - self._started,
             options_json=self._options,
-            cache=_cache_stats(stats),
+            cache=wire.to_cache_stats(stats),
             load=_load(stats),
             steps=stats.steps,
             scheduler_ms_per_step=stats.scheduler_ms_per_step,
@@ -203,6 +203,10 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
         flushed = await asyncio.to_thread(self.loop.flush)  # waits for the end of a step
         stats = self.loop.stats()
         return pb.FlushCacheResponse(flushed_pages=flushed, held_pages=stats.pages_protected + stats.pages_private)
+
+    async def GetCacheTree(self, request: pb.GetCacheTreeRequest, context: Context) -> pb.GetCacheTreeResponse:
+        """A piece of the radix tree; ids of tokens only if asked for."""
+        return await self._answered(request, context, tree.piece(self.loop, request))
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """Logprobs of several continuations of one prefix."""
@@ -261,25 +265,4 @@ def _load(stats: LoopStats) -> pb.GetLoadResponse:
         pages_total=stats.pages_total,
         queue_age_ms=stats.queue_age_ms,
         step_age_ms=stats.step_age_ms,
-    )
-
-
-def _cache_stats(stats: LoopStats) -> pb.CacheStats:
-    return pb.CacheStats(
-        page_size=stats.page_size,
-        pages_total=stats.pages_total,
-        pages_free=stats.pages_free,
-        pages_evictable=stats.pages_evictable,
-        pages_protected=stats.pages_protected,
-        pages_private=stats.pages_private,
-        prompt_tokens=stats.prompt_tokens,
-        cached_tokens=stats.cached_tokens,
-        lookups=stats.lookups,
-        hits=stats.hits,
-        evicted_pages=stats.evicted_pages,
-        retractions=stats.retractions,
-        pages_leased=stats.pages_leased,
-        leases=stats.leases,
-        lease_budget_pages=stats.lease_budget_pages,
-        preemptions=stats.preemptions,
     )

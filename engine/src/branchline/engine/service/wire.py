@@ -10,6 +10,7 @@ from typing import Any, cast
 from branchline.engine.cache.base import CacheEvent
 from branchline.engine.cache.feed import EventBatch
 from branchline.engine.errors import EngineError, ErrorCode
+from branchline.engine.scheduler.load import LoopStats
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.limits import MAX_CHUNK
 from branchline.engine.types import (
@@ -188,3 +189,29 @@ def _event(event: CacheEvent, include_token_ids: bool) -> pb.KvEvent:
     if kind == "cleared":
         return pb.KvEvent(cleared=pb.BlocksCleared())
     raise ValueError(f"unknown cache event {kind!r}")
+
+
+def to_cache_stats(stats: LoopStats) -> pb.CacheStats:
+    """The KV pool's figures."""
+    return pb.CacheStats(
+        page_size=stats.page_size,
+        pages_total=stats.pages_total,
+        pages_free=stats.pages_free,
+        pages_evictable=stats.pages_evictable,
+        pages_protected=stats.pages_protected,
+        pages_private=stats.pages_private,
+        prompt_tokens=stats.prompt_tokens,
+        cached_tokens=stats.cached_tokens,
+        lookups=stats.lookups,
+        hits=stats.hits,
+        evicted_pages=stats.evicted_pages,
+        retractions=stats.retractions,
+        pages_leased=stats.pages_leased,
+        leases=stats.leases,
+        lease_budget_pages=stats.lease_budget_pages,
+        preemptions=stats.preemptions,
+        host_pages_total=stats.host_pages_total,
+        host_pages_used=stats.host_pages_used,
+        host_stored_pages=stats.host_stored_pages,
+        host_fetched_pages=stats.host_fetched_pages,
+    )

@@ -762,7 +762,7 @@ class GetCacheTreeResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[CacheTreeNode, _Mapping]]] = ..., next: _Optional[int] = ..., nodes_total: _Optional[int] = ..., namespaces_total: _Optional[int] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ...) -> None: ...
 
 class CacheTreeNode(_message.Message):
-    __slots__ = ("node", "parent", "namespace_hash", "pages", "tokens", "depth_tokens", "locks", "leases", "hits", "age_ms", "children", "token_ids")
+    __slots__ = ("node", "parent", "namespace_hash", "pages", "tokens", "depth_tokens", "locks", "leases", "hits", "age_ms", "children", "token_ids", "on_host")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -775,6 +775,7 @@ class CacheTreeNode(_message.Message):
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     CHILDREN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ON_HOST_FIELD_NUMBER: _ClassVar[int]
     node: int
     parent: int
     namespace_hash: int
@@ -787,4 +788,5 @@ class CacheTreeNode(_message.Message):
     age_ms: int
     children: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, node: _Optional[int] = ..., parent: _Optional[int] = ..., namespace_hash: _Optional[int] = ..., pages: _Optional[int] = ..., tokens: _Optional[int] = ..., depth_tokens: _Optional[int] = ..., locks: _Optional[int] = ..., leases: _Optional[int] = ..., hits: _Optional[int] = ..., age_ms: _Optional[int] = ..., children: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    on_host: bool
+    def __init__(self, node: _Optional[int] = ..., parent: _Optional[int] = ..., namespace_hash: _Optional[int] = ..., pages: _Optional[int] = ..., tokens: _Optional[int] = ..., depth_tokens: _Optional[int] = ..., locks: _Optional[int] = ..., leases: _Optional[int] = ..., hits: _Optional[int] = ..., age_ms: _Optional[int] = ..., children: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., on_host: _Optional[bool] = ...) -> None: ...
