@@ -48,6 +48,7 @@ def build(native: Any, pages: int, policy: str) -> Any:
 
 def cpu_us(action: Any, times: int) -> float:
     """CPU microseconds of one call, once an allocator has settled what was freed before."""
+    bytearray(100_000)  # a large request makes the allocator sort what caches before this one left behind
     for _ in range(max(times // 20, 1)):
         action()
     started = time.thread_time_ns()
