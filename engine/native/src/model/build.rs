@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::forward::{Layer, Model, Work};
-use super::ggml::Format;
 use super::host::HostPages;
 use super::kv::Cache;
 use super::linear::Linear;
