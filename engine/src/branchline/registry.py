@@ -373,6 +373,9 @@ model_overrides: Registry[Callable[..., object]] = Registry(
 eviction_policies: Registry[Callable[..., object]] = Registry(
     "eviction_policies", "eviction policy", "branchline.engine.cache.eviction:EvictionPolicy"
 )
+grammar_backends: Registry[Callable[..., object]] = Registry(
+    "grammar_backends", "grammar backend", "branchline.engine.grammar.base:BaseGrammarBackend"
+)
 plugins = Plugins()
 
 
@@ -384,6 +387,7 @@ def all_registries() -> tuple[Registry[Callable[..., object]], ...]:
         attention_backends,
         radix_cache_backends,
         eviction_policies,
+        grammar_backends,
         speculative_algorithms,
         quantization_methods,
         model_overrides,

@@ -96,7 +96,8 @@ CASES: dict[str, tuple[pb.GenerateRequest, grpc.StatusCode, str, str]] = {
     "resumed index": (
         resumed(pb.Resume(sequence_index=128), seed=1), WRONG, "resume.sequence_index", "128",
     ),
-    "grammar": (with_fields(grammar=pb.Grammar(regex="a+")), LATER, "grammar", "grammar"),
+    "grammar form": (with_fields(grammar=pb.Grammar()), WRONG, "grammar", "form"),
+    "grammar without a backend": (with_fields(grammar=pb.Grammar(regex="a+")), WRONG, "grammar", "grammar-backend"),
     "draft": (with_fields(draft=pb.Draft(token_ids=[1])), LATER, "draft", "draft"),
     "disaggregation": (with_fields(disaggregation=pb.Disaggregation()), LATER, "disaggregation", "disaggregation"),
     "cache tier": (with_fields(cache_tier=0), LATER, "cache_tier", "cache_tier"),

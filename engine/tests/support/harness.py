@@ -11,10 +11,19 @@ from branchline._native import Vocabulary
 from branchline.engine.cache import CacheContext, build_cache
 from branchline.engine.config import SpeculativeOptions
 from branchline.engine.errors import EngineError
+from branchline.engine.grammar.manager import Manager
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.speculative import DraftContext, Drafter
-from branchline.engine.types import Delta, Finish, LogprobParams, PositionLogprobs, Request, SamplingParams
+from branchline.engine.types import (
+    Delta,
+    Finish,
+    GrammarAsk,
+    LogprobParams,
+    PositionLogprobs,
+    Request,
+    SamplingParams,
+)
 from tiny import VOCAB, TinyExecutor
 
 EOS = VOCAB - 1  # "</s>", the only special id
@@ -23,23 +32,26 @@ EOS = VOCAB - 1  # "</s>", the only special id
 @cache
 def vocabulary() -> Vocabulary:
     """VOCAB ids: 0..94 are the printable ASCII characters from space on, EOS is special."""
+    return Vocabulary.from_tokenizer_json(tokenizer_json())
+
+
+def tokenizer_json() -> bytes:
+    """The tokenizer of `vocabulary`."""
     pieces = {_byte_level(chr(32 + number)): number for number in range(VOCAB - 1)}
     added = {"id": EOS, "content": "</s>", "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return Vocabulary.from_tokenizer_json(
-        json.dumps(
-            {
-                "version": "1.0",
-                "added_tokens": [{**added, **flags}],
-                "normalizer": None,
-                "pre_tokenizer": byte_level,
-                "post_processor": None,
-                "decoder": byte_level,
-                "model": {"type": "BPE", "vocab": pieces, "merges": []},
-            }
-        ).encode()
-    )
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [{**added, **flags}],
+            "normalizer": None,
+            "pre_tokenizer": byte_level,
+            "post_processor": None,
+            "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": pieces, "merges": []},
+        }
+    ).encode()
 
 
 def _byte_level(character: str) -> str:
@@ -86,6 +98,7 @@ class Engine:
         drafter: Callable[[DraftContext], Drafter] | None = None,
         host: int = 0,
         eviction: str = "lru",
+        grammars: Manager | None = None,
         **limits: object,
     ) -> None:
         self.executor = TinyExecutor(pages, page_size)
@@ -100,6 +113,7 @@ class Engine:
         self.seed = seed
         self.make_drafter = drafter
         self.drafter: Drafter | None = None
+        self.grammars = grammars
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -117,6 +131,7 @@ class Engine:
             draw_seed=lambda: self.seed,
             epoch=5,
             drafter=self.drafter,
+            grammars=self.grammars,
         )
 
     def submit(
@@ -128,11 +143,14 @@ class Engine:
         logprobs: LogprobParams = LogprobParams(),  # noqa: B008
         deadline_s: float | None = None,
         priority: int = 0,
+        grammar: GrammarAsk | None = None,
         **sampling: object,
     ) -> None:
         """Greedy unless told otherwise."""
         params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        request = Request(request_id, tuple(prompt), params, logprobs, namespace, deadline_s, priority=priority)
+        request = Request(
+            request_id, tuple(prompt), params, logprobs, namespace, deadline_s, priority=priority, grammar=grammar
+        )
         self.loop.submit(request, self.take)
 
     def take(self, step: int, deltas: list[Delta]) -> None:

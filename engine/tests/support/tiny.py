@@ -137,6 +137,9 @@ class TinyExecutor:
         for token, bias in params.logit_bias:
             scores[token] += bias
         scores[list(plan.banned)] = -np.inf
+        if plan.mask is not None:
+            bits = np.unpackbits(plan.mask.view(np.uint8), bitorder="little")[: self.vocab_size]
+            scores[bits == 0] = -np.inf
         if params.temperature > 0:
             noise = logits_of(mix(plan.seed, plan.position), self.vocab_size) / 8.0
             scores = scores / params.temperature - np.log(-np.log(noise * 0.999998 + 1e-6))

@@ -1,5 +1,6 @@
 //! Plans from Python and outcomes back.
 
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -45,7 +46,15 @@ pub(super) fn from_python(plan: &Bound<'_, PyAny>) -> PyResult<Plan> {
         tops: plan.getattr(intern!(py, "top_k"))?.extract()?,
         chosen: ids(intern!(py, "chosen_ids"))?,
         ahead: ids(intern!(py, "ahead"))?,
+        mask: mask(plan)?,
     })
+}
+
+/// The words of a mask, if the plan has one.
+fn mask(plan: &Bound<'_, PyAny>) -> PyResult<Option<Vec<i32>>> {
+    let py = plan.py();
+    let found = plan.getattr(intern!(py, "mask"))?;
+    if found.is_none() { Ok(None) } else { PyBuffer::<i32>::get(&found)?.to_vec(py).map(Some) }
 }
 
 /// The low 64 bits of a Python integer of any sign and size.

@@ -8,7 +8,7 @@ use super::penalty::Counts;
 use crate::kernels::Rows;
 
 const UNUSABLE: &str = "model produced NaN or infinite logits for this sequence";
-const NOTHING_LEFT: &str = "bans and logit_bias leave no token to choose";
+const NOTHING_LEFT: &str = "bans, logit_bias and the constraint leave no token to choose";
 /// Scaled logits this far below the best are looked at only if those above do not suffice.
 const NEAR: f32 = 10.0;
 
@@ -31,6 +31,8 @@ pub(super) struct Plan {
     pub(super) chosen: Vec<usize>,
     /// Guessed tokens before this row, which `penalties` has not counted.
     pub(super) ahead: Vec<usize>,
+    /// Bit t % 32 of word t / 32 is set where token t is allowed; ids beyond it are not.
+    pub(super) mask: Option<Vec<i32>>,
 }
 
 /// The answer to one plan.
@@ -95,6 +97,13 @@ fn first(values: &[f32], wanted: f32) -> Option<usize> {
 /// The next token; None if nothing may be chosen.
 fn choose(rows: Rows, logits: &[f32], plan: &Plan, top: f32) -> Option<usize> {
     let plain = plan.penalties.is_none() && plan.bias.is_empty() && plan.banned.is_empty();
+    if plain
+        && plan.temperature <= 0.0
+        && let Some(mask) = &plan.mask
+    {
+        return best_allowed(logits, mask);
+    }
+    let plain = plain && plan.mask.is_none();
     if plain && plan.temperature <= 0.0 {
         return first(logits, top);
     }
@@ -126,6 +135,37 @@ fn change(values: &mut [f32], plan: &Plan) {
     for &id in &plan.banned {
         values[id] = f32::NEG_INFINITY;
     }
+    if let Some(mask) = &plan.mask {
+        let (known, beyond) = values.split_at_mut(values.len().min(mask.len() * 32));
+        for (values, &word) in known.chunks_mut(32).zip(mask) {
+            if word == -1 {
+                continue;
+            }
+            for (bit, value) in values.iter_mut().enumerate() {
+                if (word >> bit) & 1 == 0 {
+                    *value = f32::NEG_INFINITY;
+                }
+            }
+        }
+        beyond.fill(f32::NEG_INFINITY);
+    }
+}
+
+/// The likeliest allowed id, of equals the lowest.
+fn best_allowed(logits: &[f32], mask: &[i32]) -> Option<usize> {
+    let mut best: Option<(f32, usize)> = None;
+    for (at, &word) in mask.iter().enumerate() {
+        let mut left = word.cast_unsigned();
+        while left != 0 {
+            let id = at * 32 + left.trailing_zeros() as usize;
+            left &= left - 1;
+            let Some(&value) = logits.get(id) else { break };
+            if best.is_none_or(|(top, _)| value > top) {
+                best = Some((value, id));
+            }
+        }
+    }
+    best.map(|(_, id)| id)
 }
 
 /// Sample by the largest of filtered scaled logits plus noise.

@@ -20,6 +20,7 @@ BUILTIN = (
     "branchline.engine.speculative",
     "branchline.engine.quantization",
     "branchline.engine.overrides",
+    "branchline.engine.grammar",
 )
 ENV = "BRANCHLINE_PLUGINS"
 

@@ -153,6 +153,24 @@ class EngineConfig:
         section="cache", minimum=0, maximum=0.9,
     )  # fmt: skip
 
+    grammar_backend: str = option(
+        "auto", "what enforces constraints on output; auto: for each request the first that can; none: constraints are "
+        "refused", section="grammar", choices=("auto", "none"), kind="grammar_backends",
+    )  # fmt: skip
+    grammar_forced_tokens: bool = option(
+        True, "compute in one step what a constraint leaves no choice about", section="grammar"
+    )
+    grammar_timeout: float = option(
+        3.0, "seconds that compiling a constraint may take; then the request is refused", section="grammar",
+        minimum=0.1, maximum=600,
+    )  # fmt: skip
+    grammar_memory: int = option(
+        512, "MiB that compiling a constraint may take", section="grammar", minimum=16, maximum=65536
+    )
+    grammar_cache: int = option(
+        64, "MiB of compiled constraints kept for each tenant", section="grammar", minimum=0, maximum=65536
+    )
+
     max_running_requests: int = option(64, "sequences in one step", section="scheduler", minimum=1, maximum=65536)
     max_queued_requests: int = option(
         1024, "sequences that may wait; further ones are refused", section="scheduler", minimum=0, maximum=1_000_000

@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, TypeVar
 from branchline.engine.cache import RadixCacheBackend, TreeView
 from branchline.engine.cache.feed import EventBatch, EventFeed, Subscription
 from branchline.engine.cache.leases import Budgets, Lease, LeaseBook
-from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from branchline.engine.errors import InternalError, InvalidArgument, ResourceExhausted, Unavailable
+from branchline.engine.grammar.manager import Manager
 from branchline.engine.loop_faults import Stall, audit, describe, isolate, tell
+from branchline.engine.loop_grammar import Entrance, leave
 from branchline.engine.loop_parts import Inbox, Watch, Watcher
 from branchline.engine.scheduler import Group, Scheduler, SchedulerOptions, Sink
 from branchline.engine.scheduler.batch import Step
 from branchline.engine.scheduler.intake import Intake
 from branchline.engine.scheduler.load import LoopStats, OwnTime, Pace, picture
+from branchline.engine.scheduler.masking import Masker
 from branchline.engine.speculative.controller import Drafter
 from branchline.engine.types import Executor, Request, RowResult
 
@@ -65,6 +68,7 @@ class EngineLoop:
         epoch: int | None = None,
         drafter: Drafter | None = None,
         watch: Watch | None = None,
+        grammars: Manager | None = None,
     ) -> None:
         self.options = options
         self._executor = executor
@@ -77,10 +81,12 @@ class EngineLoop:
         self._watcher = Watcher(watch)
         self._intake = Intake(executor, cache, vocabulary, options.scheduler, options.eos_token_ids, draw_seed)
         self._feed = EventFeed(cache, time.time_ns() // 1_000_000 if epoch is None else epoch, executor.page_size)
+        self._masker = Masker(executor.vocab_size)
         self._condition = threading.Condition()
         self._inbox = Inbox()
         self._live: dict[str, Group] = {}  # guarded by the condition
         self._deadlines: dict[str, float] = {}  # loop thread only
+        self._entrance = Entrance(self._intake, self._scheduler, self._deadlines, grammars, self._post, clock)
         self._closing = False
         self._thread: threading.Thread | None = None
         self._steps = 0
@@ -325,7 +331,7 @@ class EngineLoop:
         now = self._clock()
         self._leases.expire(now)
         for group in inbox.groups:
-            self._accept(group, now)
+            self._entrance.accept(group)
         for request_id, message in inbox.aborts.items():
             self._end(request_id, now, message)
         for request_id in [key for key, deadline in self._deadlines.items() if now >= deadline]:
@@ -354,8 +360,12 @@ class EngineLoop:
         return results
 
     def _run(self, step: Step) -> object:
-        """KV and logits of the step's rows."""
-        return self._executor.run(step.batch)
+        """KV and logits of the step's rows, while their masks are filled."""
+        self._masker.begin(step)
+        try:
+            return self._executor.run(step.batch)
+        finally:
+            self._masker.finish()
 
     def _sample(self, logits: object, step: Step) -> list[RowResult]:
         """One result per plan."""
@@ -409,15 +419,17 @@ class EngineLoop:
                     lambda: bool(self._inbox or self._stall.reason or self._scheduler.has_work), self._idle_limit()
                 )
                 if self._inbox.stop and not self._live and not self._inbox.calls:
+                    self._masker.close()
                     self._done = True
                     self._condition.notify_all()
                     return
             self._guarded_step()
 
     def _idle_limit(self) -> float | None:
-        """Seconds until a lease runs out and its pages must be given back."""
+        """Seconds until a lease runs out, or the deadline of a request that waits for its constraint passes."""
         expiry = self._leases.next_expiry_s
-        return None if expiry is None else max(expiry - self._clock(), 0.0)
+        times = [*([] if expiry is None else [expiry]), *self._deadlines.values()]
+        return max(min(times) - self._clock(), 0.0) if times else None
 
     def _guarded_step(self) -> None:
         """A fault of the loop itself ends all requests, loudly, but not the worker."""
@@ -436,21 +448,6 @@ class EngineLoop:
             self._emit()
             self._publish()
 
-    def _accept(self, group: Group, now: float) -> None:
-        request = group.request
-        if group.given_up:
-            return
-        try:
-            self._intake.prepare(group)
-            self._scheduler.enqueue(group, now)
-        except EngineError as error:
-            self._scheduler.fail(group, error)
-        except Exception as error:
-            self._scheduler.fail(group, InternalError(f"the request can't be set up: {type(error).__name__}: {error}"))
-        else:
-            if request.deadline_s is not None:
-                self._deadlines[request.request_id] = request.deadline_s
-
     def _end(self, request_id: str, now: float, message: str) -> None:
         with self._condition:
             group = self._live.get(request_id)
@@ -468,6 +465,7 @@ class EngineLoop:
             group = self._live.get(request_id)
             if group is not None and group.live == 0:
                 self._scheduler.leasing.leave(group)
+                leave(group)
                 del self._live[request_id]
                 self._places -= group.places
                 self._pace.end(self._clock())

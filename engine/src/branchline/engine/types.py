@@ -77,6 +77,29 @@ class LeaseAsk:
     ttl_ms: int | None = None
 
 
+class GrammarKind(StrEnum):
+    """Forms of a constraint; see Grammar in engine.proto."""
+
+    JSON = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    STRUCTURAL_TAG = "structural_tag"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarAsk:
+    """A constraint as asked for: its form, its source, and a backend's name or empty for the worker's choice.
+
+    `tenant` is whose budget of compiled constraints it counts against.
+    """
+
+    kind: GrammarKind
+    text: str
+    backend: str = ""
+    tenant: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
     """What became of a request's lease; the other fields are set if it was acquired by this request."""
@@ -116,6 +139,7 @@ class Request:
     resume: Resume | None = None
     priority: int = 0
     traceparent: str = ""
+    grammar: GrammarAsk | None = None
 
 
 @dataclass(slots=True)
@@ -143,7 +167,8 @@ class RowPlan:
     token will take: random numbers are keyed by (seed, position) only. `penalties` is the sequence's
     own state object made by the executor (see Executor.penalty_state); None if no penalty applies.
     `ahead` are guessed tokens before this row that the penalties have not observed yet: they count as generated.
-    `banned` ids get −inf (end ids before min_tokens). For a scored row `target` is the known next token.
+    `banned` ids get −inf (end ids before min_tokens), and so does what `mask` forbids: int32 [ceil(vocab / 32)], bit
+    t % 32 of word t // 32 set where token t is allowed. For a scored row `target` is the known next token.
     """
 
     row: int
@@ -157,6 +182,7 @@ class RowPlan:
     top_k: int = 0
     chosen_ids: tuple[int, ...] = ()
     ahead: tuple[int, ...] = ()
+    mask: I32 | None = None
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ the model gave them, before penalties, bias, bans and temperature.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from branchline.engine.sampling.filters import restrict
@@ -15,7 +16,7 @@ from branchline.engine.sampling.penalties import PenaltyState, penalise
 from branchline.engine.types import RowPlan, RowResult
 
 UNUSABLE = "model produced NaN or infinite logits for this sequence"
-NOTHING_LEFT = "bans and logit_bias leave no token to choose"
+NOTHING_LEFT = "bans, logit_bias and the constraint leave no token to choose"
 NOISE_ROWS = 64  # rows of noise made at once: bounds memory at vocab × 64 floats
 
 
@@ -50,7 +51,9 @@ def _is_changed(plan: RowPlan) -> bool:
     """Whether the row's token is other than the argmax of its raw logits."""
     if plan.target is not None:
         return False
-    return bool(plan.params.temperature > 0 or plan.penalties is not None or plan.params.logit_bias or plan.banned)
+    if plan.mask is not None or plan.penalties is not None:
+        return True
+    return bool(plan.params.temperature > 0 or plan.params.logit_bias or plan.banned)
 
 
 def _choose(logits: torch.Tensor, plans: list[RowPlan], numbers: list[int], results: list[RowResult]) -> None:
@@ -64,6 +67,7 @@ def _choose(logits: torch.Tensor, plans: list[RowPlan], numbers: list[int], resu
     ]
     penalise(work, states)
     _bias(work, [plans[number] for number in numbers])
+    _mask(work, [plans[number] for number in numbers])
     drawn = [line for line, number in enumerate(numbers) if plans[number].params.temperature > 0]
     for start in range(0, len(drawn), NOISE_ROWS):
         _draw(work, drawn[start : start + NOISE_ROWS], [plans[number] for number in numbers])
@@ -92,6 +96,21 @@ def _bias(work: torch.Tensor, plans: list[RowPlan]) -> None:
         lines, tokens = zip(*banned, strict=True)
         where = (torch.tensor(lines, device=work.device), torch.tensor(tokens, device=work.device))
         work.index_put_(where, torch.tensor(float("-inf"), dtype=work.dtype, device=work.device))
+
+
+def _mask(work: torch.Tensor, plans: list[RowPlan]) -> None:
+    """Send what constraints forbid to −inf. Masks may be narrower than the head: ids beyond them are forbidden."""
+    masked = [(line, plan.mask) for line, plan in enumerate(plans) if plan.mask is not None]
+    if not masked:
+        return
+    vocab = work.shape[1]
+    words = torch.from_numpy(np.stack([mask for _, mask in masked])).to(work.device, non_blocking=True)
+    bits = torch.arange(32, dtype=torch.int32, device=work.device)
+    allowed = ((words.unsqueeze(2) >> bits) & 1).flatten(1).bool()
+    if allowed.shape[1] < vocab:
+        allowed = torch.nn.functional.pad(allowed, (0, vocab - allowed.shape[1]))
+    lines = torch.tensor([line for line, _ in masked], device=work.device)
+    work.index_copy_(0, lines, work.index_select(0, lines).masked_fill_(~allowed[:, :vocab], float("-inf")))
 
 
 def _draw(work: torch.Tensor, lines: list[int], plans: list[RowPlan]) -> None:

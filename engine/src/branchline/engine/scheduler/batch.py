@@ -28,6 +28,7 @@ class Row:
     scores: int = 0
     sampled: bool = False
     draft: list[int] = field(default_factory=list)
+    forced: bool = False  # `draft` is what the constraint leaves, not guessed
 
     @property
     def plans(self) -> int:

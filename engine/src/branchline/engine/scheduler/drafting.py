@@ -14,6 +14,8 @@ from branchline.engine.scheduler.progress import Progress
 from branchline.engine.speculative.controller import Drafter
 from branchline.engine.types import RowResult
 
+MAX_FORCED = 64  # tokens of one row in one step
+
 
 def add(drafter: Drafter, rows: list[Row], pages: PageTables, max_tokens: int, reserve: int) -> None:
     """Give decode `rows` drafts, at most `max_tokens` with them. `reserve` pages are spoken for."""
@@ -21,10 +23,29 @@ def add(drafter: Drafter, rows: list[Row], pages: PageTables, max_tokens: int, r
     drafts = drafter.plan(limits, len(rows), max_tokens - len(rows))
     for row in rows:
         draft = drafts.get(row.sequence.number)
+        grammar = row.sequence.grammar
+        if draft and grammar is not None:
+            draft = draft[: grammar.validate_tokens(draft)]
         if draft:
             room = _room(row, len(draft), pages, reserve)
             row.draft = draft[:room]
             row.count += len(row.draft)
+
+
+def force(rows: list[Row], pages: PageTables, max_tokens: int, reserve: int) -> None:
+    """Give constrained decode `rows` without a draft what their constraints force, as guesses that always come true."""
+    left = max_tokens - sum(row.count for row in rows)
+    for row in rows:
+        sequence = row.sequence
+        if sequence.grammar is None or row.draft or left <= 0:
+            continue
+        most = min(left, MAX_FORCED, sequence.max_len - len(sequence.tokens) - 1)
+        forced = sequence.grammar.forced_tokens()[: max(most, 0)]
+        if forced:
+            row.draft = forced[: _room(row, len(forced), pages, reserve)]
+            row.forced = True
+            row.count += len(row.draft)
+            left -= len(row.draft)
 
 
 def _room(row: Row, wanted: int, pages: PageTables, reserve: int) -> int:
@@ -63,19 +84,20 @@ def commit(
     """Append a decode row's tokens up to the first wrong guess, that one's right token included; whether it ended."""
     sequence, draft = row.sequence, row.draft
     ended, taken, before = False, 0, sequence.accepted
-    sequence.drafted += len(draft)
+    sequence.drafted += 0 if row.forced else len(draft)
     for place, result in enumerate(results):
         check(result)
         is_right = place < len(draft) and result.token_id == draft[place]
-        sequence.accepted += is_right
+        sequence.accepted += is_right and not row.forced
         ended = progress.advance(sequence, result, now)
         taken = place + 1
         sequence.computed = row.start + taken
         if ended or not is_right:
             break
-    if drafter is not None and (draft or drafter.wants_hidden):
+    guessed = 0 if row.forced else len(draft)
+    if drafter is not None and (guessed or drafter.wants_hidden):
         right = sequence.accepted - before
-        drafter.settle(sequence, len(draft), min(len(draft), taken), right, _rows(hidden, row.first_row, taken))
+        drafter.settle(sequence, guessed, min(guessed, taken), right, _rows(hidden, row.first_row, taken))
     return ended
 
 

@@ -17,7 +17,7 @@ class SchedulerOptions:
     newcomer of its priority, whatever that one would hit; `priority_aging_seconds` make up for one priority.
     With `preemption` a running sequence gives way to a waiting one of higher priority if there is no place or no
     page for both, at most `preemptions` times. `share_wait_steps` bounds how often a sequence is put off because
-    another computes its next page.
+    another computes its next page. With `forced_tokens` what a constraint leaves no choice about is computed at once.
     """
 
     max_running_requests: int = 256
@@ -34,6 +34,7 @@ class SchedulerOptions:
     preemptions: int = 2
     locality_cap_tokens: int = 4096
     share_wait_steps: int = 256
+    forced_tokens: bool = True
 
     def __post_init__(self) -> None:
         """Refuse limits that contradict each other."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 
-from branchline.engine.errors import EngineError
+from branchline.engine.errors import EngineError, InternalError
 from branchline.engine.scheduler import scores
 from branchline.engine.scheduler.batch import Row
 from branchline.engine.scheduler.sequence import Group, Sequence, Sink
@@ -93,6 +93,9 @@ class Progress:
             sequence.first_token_s = now
         if sequence.plan.penalties is not None:
             self._executor.observe(sequence.plan.penalties, token)
+        grammar = sequence.grammar
+        if grammar is not None and not grammar.accept_token(token):
+            raise InternalError(f"the model's token {token} is outside the constraint's mask")
         delta = self._outbox.open(sequence)
         delta.token_ids.append(token)
         delta.text += sequence.owed
@@ -111,6 +114,9 @@ class Progress:
             text, matched_stop = self._push(sequence, token)
             delta.text += text
         if matched_id is None and matched_stop is None:
+            if grammar is not None and grammar.is_exhausted():  # only an end could follow
+                self._close(sequence, delta, FinishReason.STOP, now)
+                return True
             if len(sequence.tokens) < sequence.max_len:
                 return False
             self._close(sequence, delta, FinishReason.LENGTH, now)

@@ -144,6 +144,8 @@ class Scheduler:
         decodes = len(rows)
         if self.drafter is not None and rows:
             drafting.add(self.drafter, rows, self.pages, self.options.max_step_tokens, self._unfilled() + len(rows))
+        if self.options.forced_tokens and rows:
+            drafting.force(rows, self.pages, self.options.max_step_tokens, self._unfilled() + len(rows))
         if self._prefilling or len(self.waiting):
             room = self._allowance(rows)
             self._add_prefills(rows, room, now)
@@ -409,6 +411,8 @@ class Scheduler:
 
     def _commit_row(self, row: Row, results: list[RowResult], now: float) -> None:
         sequence = row.sequence
+        if sequence.fault is not None:
+            raise sequence.fault
         if row.sampled and sequence.number in self._decoding:
             if drafting.commit(self.drafter, row, results, self._progress, now, self._hidden):
                 self._finish(sequence)

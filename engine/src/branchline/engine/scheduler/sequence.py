@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from branchline.engine.errors import EngineError
+from branchline.engine.grammar.base import BaseGrammarObject
 from branchline.engine.types import Delta, LeaseReport, Request, RowPlan
 
 Sink = Callable[[int, list[Delta]], None]
@@ -44,6 +46,7 @@ class Group:
     lease_node: int | None = None  # locked for the request's life
     places: int = 0  # of the worker's limits; guarded by the loop's condition
     given_up: bool = False  # answered from outside the loop, whose news are no longer sent
+    withdraw: Callable[[], None] | None = None  # ends the wait for its constraint
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +70,8 @@ class Sequence:
     banned: tuple[int, ...]  # what `ends` means to the sampler before min_tokens
     min_tokens: int
     priority: int = 0
+    grammar: BaseGrammarObject | None = None  # the constraint's state after `tokens`
+    fault: EngineError | None = None  # why its row of this step may not be used
     # KV
     pages: list[int] = field(default_factory=list)
     computed: int = 0

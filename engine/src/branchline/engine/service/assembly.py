@@ -18,6 +18,10 @@ from branchline.engine import overrides
 from branchline.engine.cache import CacheContext, RadixCacheBackend, build_cache
 from branchline.engine.config import EngineConfig
 from branchline.engine.errors import LoadError
+from branchline.engine.grammar.base import GrammarContext
+from branchline.engine.grammar.hearth import Bounds, Hearth
+from branchline.engine.grammar.manager import Manager, ManagerOptions
+from branchline.engine.grammar.testing import build_backend
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.loop_parts import Watch
 from branchline.engine.model.spec import ModelSpec
@@ -49,6 +53,7 @@ class Engine:
     metrics: Metrics | None
     tracing: Tracing | None
     components: tuple[str, ...]
+    grammars: Manager | None = None
 
     def close(self) -> None:
         """Stop the loop and, unless a step does not end, release the models. Idempotent."""
@@ -58,6 +63,8 @@ class Engine:
                 self.drafter.close()
         if self.tracing is not None:
             self.tracing.close()
+        if self.grammars is not None:
+            self.grammars.close()
 
 
 def build(config: EngineConfig, progress: Progress, given: Collection[str] = ()) -> Engine:
@@ -82,6 +89,7 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
     progress("building the executor", 0, 0)
     executor = _build_executor(config, plan, loaded, pages, method)
     host_pages = _reserve_host(config, plan.executor, executor)
+    grammars = build_grammars(config, loaded.spec, executor.vocab_size)
     backend = "none" if config.disable_radix_cache else config.radix_cache_backend
     cache = build_cache(backend, CacheContext(pages, config.page_size, config.eviction_policy, host_pages))
     drafter = _drafter(config, plan, loaded, executor, cache, progress)
@@ -92,7 +100,15 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
         lease_tenant_budget=config.lease_tenant_budget,
     )
     watchers, metrics, tracing = _watchers(config, loaded)
-    loop = EngineLoop(executor, cache, _vocabulary(loaded.spec), options, drafter=drafter, watch=watchers)
+    loop = EngineLoop(
+        executor,
+        cache,
+        _vocabulary(loaded.spec),
+        options,
+        drafter=drafter,
+        watch=watchers,
+        grammars=grammars,
+    )
     if metrics is not None:
         metrics.stats = loop.stats
     model = _describe(config, loaded, plan, executor, context_length, pages)
@@ -103,6 +119,8 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
         "radix_cache_backends": backend,
         "eviction_policies": config.eviction_policy,
     }
+    if grammars is not None:
+        used["grammar_backends"] = grammars.backends[0]
     if plan.executor == "native":
         del used["attention_backends"]  # it has its own
     if method is not None:
@@ -118,6 +136,7 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
         metrics,
         tracing,
         tuple(_component(kind, name) for kind, name in used.items()),
+        grammars,
     )
 
 
@@ -244,6 +263,22 @@ def _reserve_host(config: EngineConfig, name: str, executor: Executor) -> int:
         )
     executor.reserve_host(pages)
     return pages
+
+
+def build_grammars(config: EngineConfig, spec: ModelSpec, vocab_size: int) -> Manager | None:
+    """What compiles constraints, its process started; None if constraints are switched off.
+
+    Raises LoadError if a backend does not work with this model.
+    """
+    if config.grammar_backend == "none":
+        return None
+    chosen = registry.grammar_backends.names() if config.grammar_backend == "auto" else (config.grammar_backend,)
+    context = GrammarContext(spec.tokenizer.json, vocab_size, spec.eos_ids)
+    backends = {name: build_backend(name, context) for name in chosen}
+    bounds = Bounds(wall_s=config.grammar_timeout, memory_bytes=config.grammar_memory << 20)
+    hearth = Hearth(context, chosen, bounds, config.plugin)
+    hearth.start()
+    return Manager(hearth, backends, ManagerOptions(tenant_bytes=config.grammar_cache << 20))
 
 
 def _vocabulary(spec: ModelSpec) -> _native.Vocabulary:

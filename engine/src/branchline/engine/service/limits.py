@@ -22,6 +22,7 @@ MAX_KEY_BYTES = 4096
 MAX_TENANT_BYTES = 128
 MAX_TTL_MS = 86_400_000
 MAX_PRIORITY = 100  # either way
+MAX_GRAMMAR_BYTES = MEBIBYTE
 
 
 @dataclass(frozen=True, slots=True)

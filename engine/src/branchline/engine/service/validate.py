@@ -17,12 +17,20 @@ from branchline.engine.errors import InvalidArgument, Unimplemented
 from branchline.engine.service import limits
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.limits import ModelInfo
-from branchline.engine.types import LeaseAsk, LogprobParams, Request, Resume, SamplingParams
+from branchline.engine.types import (
+    GrammarAsk,
+    GrammarKind,
+    LeaseAsk,
+    LogprobParams,
+    Request,
+    Resume,
+    SamplingParams,
+)
 
 # cache_salt, extra_key, adapter, weight_version → the namespace's bytes
 NamespaceEncoder = Callable[[str | None, str | None, str | None, str], bytes]
 
-_LATER = ("grammar", "draft", "disaggregation", "cache_tier")
+_LATER = ("draft", "disaggregation", "cache_tier")
 _FLOATS: dict[str, tuple[float, float, bool]] = {  # name: lowest, highest, whether the lowest is allowed
     "temperature": (0.0, 100.0, True),
     "top_p": (0.0, 1.0, False),
@@ -56,6 +64,7 @@ def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceE
         resume=resume,
         priority=_priority(message),
         traceparent=message.traceparent,
+        grammar=_grammar(message),
     )
 
 
@@ -108,6 +117,22 @@ def _lease(message: pb.GenerateRequest, sampling: SamplingParams) -> LeaseAsk | 
             field="lease.acquire_ttl_ms",
         )
     return LeaseAsk(tenant, ttl_ms=check_ttl(given.acquire_ttl_ms, "lease.acquire_ttl_ms"))
+
+
+def _grammar(message: pb.GenerateRequest) -> GrammarAsk | None:
+    if not message.HasField("grammar"):
+        return None
+    given = message.grammar
+    form = given.WhichOneof("form")
+    if form is None:
+        raise InvalidArgument("grammar has no form: give one, or leave grammar out", field="grammar")
+    text = getattr(given, form)
+    size = len(text.encode())
+    if size > limits.MAX_GRAMMAR_BYTES:
+        raise InvalidArgument(
+            f"grammar.{form} has {size} bytes: it must have at most {limits.MAX_GRAMMAR_BYTES}", field="grammar"
+        )
+    return GrammarAsk(GrammarKind(form), text, given.backend, check_tenant(given.tenant, "grammar.tenant"))
 
 
 def check_ttl(ttl_ms: int, field: str) -> int:

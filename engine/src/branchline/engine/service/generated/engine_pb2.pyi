@@ -184,20 +184,22 @@ class Lease(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., acquire_ttl_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "backend")
+    __slots__ = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "backend", "tenant")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     EBNF_FIELD_NUMBER: _ClassVar[int]
     STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     regex: str
     ebnf: str
     structural_tag: str
     choice: str
     backend: str
-    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., choice: _Optional[str] = ..., backend: _Optional[str] = ...) -> None: ...
+    tenant: str
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., choice: _Optional[str] = ..., backend: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("token_ids",)

@@ -1,0 +1,100 @@
+"""Where requests enter the loop: queued at once, or once their constraint is compiled.
+
+A request that waits for its constraint holds no page, no row and no place in a queue; it can be aborted, and its
+deadline counts. On the loop's thread; the manager of constraints answers from others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from branchline.engine.errors import EngineError, InternalError, InvalidArgument
+from branchline.engine.grammar.manager import Compiled, Manager
+from branchline.engine.scheduler import Group, Scheduler
+from branchline.engine.scheduler.intake import Intake
+from branchline.engine.types import GrammarAsk
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class Entrance:
+    """Every accepted request is queued or failed. `post` runs an action on the loop's thread, between two steps."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        scheduler: Scheduler,
+        deadlines: dict[str, float],
+        manager: Manager | None,
+        post: Post,
+        clock: Callable[[], float],
+    ) -> None:
+        self._intake = intake
+        self._scheduler = scheduler
+        self._deadlines = deadlines
+        self._manager = manager
+        self._post = post
+        self._clock = clock
+
+    def accept(self, group: Group) -> None:
+        """Take in a request; it may wait for its constraint first."""
+        request = group.request
+        if group.given_up:
+            return
+        if request.deadline_s is not None:
+            self._deadlines[request.request_id] = request.deadline_s
+        if request.grammar is None:
+            self._enqueue(group)
+        elif self._manager is None:
+            words = "this worker enforces no constraints (grammar-backend is none): leave it out"
+            self._scheduler.fail(group, InvalidArgument(words, field="grammar"))
+        else:
+            self._compile(self._manager, request.grammar, group)
+
+    def _compile(self, manager: Manager, ask: GrammarAsk, group: Group) -> None:
+        known: list[Compiled | EngineError] = []
+        asking = threading.get_ident()
+
+        def ready(outcome: Compiled | EngineError) -> None:
+            if threading.get_ident() == asking:  # it was remembered
+                known.append(outcome)
+            else:
+                self._post(lambda: self._settle(group, outcome))
+
+        group.withdraw = manager.request(ask, ask.tenant, ready)
+        for outcome in known:
+            self._settle(group, outcome)
+
+    def _settle(self, group: Group, outcome: Compiled | EngineError) -> None:
+        """The constraint is there, or is refused."""
+        group.withdraw = None
+        if group.live == 0:  # ended while it waited
+            return
+        if isinstance(outcome, EngineError):
+            self._scheduler.fail(group, outcome)
+            return
+        for sequence in group.sequences:
+            sequence.grammar = outcome.grammar.start(sequence.ends)
+            output = sequence.tokens[sequence.prompt_len :]  # of a resumed request
+            if sequence.grammar.accept_tokens(output) < len(output):
+                self._scheduler.fail(group, InvalidArgument("emitted_token_ids break the constraint", field="resume"))
+                return
+        self._enqueue(group)
+
+    def _enqueue(self, group: Group) -> None:
+        """Queue a request that has all it needs."""
+        try:
+            self._intake.prepare(group)
+            self._scheduler.enqueue(group, self._clock())
+        except EngineError as error:
+            self._scheduler.fail(group, error)
+        except Exception as error:
+            self._scheduler.fail(group, InternalError(f"the request can't be set up: {type(error).__name__}: {error}"))
+
+
+def leave(group: Group) -> None:
+    """A request is forgotten: nobody needs its constraint for it any more."""
+    if group.withdraw is not None:
+        withdraw, group.withdraw = group.withdraw, None
+        withdraw()

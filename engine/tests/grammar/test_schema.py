@@ -1,0 +1,104 @@
+"""Compiled schemas: the shared cases, refusals with pointers, and JSON Schema's own tests with their ratchet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from branchline.engine.grammar.refusal import GrammarInvalid, GrammarUnsupported
+from branchline.engine.grammar.schema import SchemaOptions, compile_schema
+
+from benchmarks.grammar.feed import Checker
+from benchmarks.grammar.suite import run
+from tests.cases.loader import area
+
+ROOT = Path(__file__).resolve().parents[3]
+RATCHET = json.loads((ROOT / "benchmarks/grammar/ratchet.json").read_text())
+SUITE = next((one for one in (ROOT.parent / "shared", ROOT.parents[1] / "shared") if one.is_dir()), None)
+TEXTS = sorted(
+    name for name, one in area("grammar").items() if "json_schema" in one["given"] and "must_accept" in one["right"]
+)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_shared_case_accepts_and_rejects_its_texts(name: str) -> None:
+    one = area("grammar")[name]
+    checker = Checker(one["given"]["json_schema"], SchemaOptions())
+    wrong = [text for text in one["right"]["must_accept"] if not checker.accepts_text(text)]
+    wrong += [text for text in one["right"]["must_reject"] if checker.accepts_text(text)]
+    assert wrong == []
+
+
+def test_schema_shaped_values_are_no_schemas_and_real_ones_are_enforced() -> None:
+    """grammar-schema-shaped-values: `not` is enforced here, which is better than its refusal."""
+    given = area("grammar")["grammar-schema-shaped-values"]["given"]
+    checker = Checker(given["accept_schema"], SchemaOptions())
+    assert checker.accepts({"op": {"if": 1, "not": {}}, "k": "a", "uniqueItems": 3})
+    refused = Checker(given["refuse_schema"], SchemaOptions())
+    assert refused.accepts({"list": [1, "a"]})
+    assert not refused.accepts({"list": [1, None]})
+
+
+@pytest.mark.parametrize("text", area("grammar")["grammar-invalid-schema-400"]["given"]["json_schema_each"][:5])
+def test_a_wrong_schema_is_invalid(text: str) -> None:
+    with pytest.raises(GrammarInvalid):
+        compile_schema(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "pointer"),
+    [
+        ({"properties": {"a": {"items": {"uniqueItems": True}}}}, "uniqueItems", "/properties/a/items/uniqueItems"),
+        ({"properties": {"a": {"$ref": "https://example.com/x"}}}, "$ref", "/properties/a/$ref"),
+        ({"properties": {"a": {"pattern": r"(a)\1"}}}, "pattern", "/properties/a/pattern"),
+        ({"$schema": "https://example.com/own"}, "$schema", "/$schema"),
+    ],
+)  # fmt: skip
+def test_what_is_not_enforced_is_refused_with_keyword_and_pointer(schema: Any, keyword: str, pointer: str) -> None:
+    with pytest.raises(GrammarUnsupported) as caught:
+        compile_schema(schema)
+    assert caught.value.keyword == keyword
+    assert pointer in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "number", "multipleOf": 1}, [1, 2], [2.5]),
+        ({"type": "string", "not": {"pattern": "^a"}}, ["b", ""], ["a", "ab"]),
+        ({"oneOf": [{"minimum": 2}, {"type": "integer"}]}, [1, 2.5, "a"], [3, 1.5]),
+        ({"type": "array", "contains": {"const": 1}, "maxContains": 1}, [[1], [0, 1]], [[], [1, 1]]),
+        ({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}, [[], ["b", "a"]], [["a", "a"]]),
+        ({"not": {"required": ["a"]}, "type": "object"}, [{}, {"b": 1}], [{"a": 1}]),
+        ({"if": {"required": ["a"]}, "then": {"required": ["b"]}, "type": "object"}, [{}, {"a": 1, "b": 1}],
+         [{"a": 1}]),
+        ({"anyOf": [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}}], "type": "object",
+          "unevaluatedProperties": False}, [{"a": 1}, {"b": 1}, {}], [{"c": 1}, {"a": 1, "c": 1}]),
+        ({"type": "object", "propertyNames": {"maxLength": 1}}, [{"a": 1}], [{"ab": 1}]),
+        ({"enum": ["é", 'a"', 1.0, None, [True]]}, ["é", 'a"', 1, None, [True]], ["e", 2, [1], False]),
+    ],
+)  # fmt: skip
+def test_a_keyword_is_enforced_both_ways(schema: Any, good: list[Any], bad: list[Any]) -> None:
+    checker = Checker(schema, SchemaOptions())
+    assert [value for value in good if not checker.accepts(value)] == []
+    assert [value for value in bad if checker.accepts(value)] == []
+
+
+def test_no_prefix_leads_into_a_dead_end() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^x$", "minLength": 2}, "b": {}}}
+    checker = Checker(schema, SchemaOptions())
+    matcher = checker.matcher.deep_copy()
+    data = list(b'{"a"')
+    assert matcher.validate_tokens(data) < len(data), "nothing fits `a`, so its name may not begin"
+
+
+@pytest.mark.skipif(SUITE is None, reason="NOT RUN: the shared data folder with JSON Schema's tests is absent")
+@pytest.mark.parametrize(("folder", "dialect"), [("draft2020-12", "2020-12"), ("draft7", "draft7")])
+def test_json_schemas_own_tests_hold_the_ratchet(folder: str, dialect: str) -> None:
+    assert SUITE is not None
+    score = run(SUITE / "data/jsonschema/suite" / folder, dialect)
+    assert score.wrongly_accepted == []
+    assert len(score.wrongly_refused) <= RATCHET[folder]["wrongly_refused"], score.wrongly_refused
+    assert score.declined <= RATCHET[folder]["declined"]
