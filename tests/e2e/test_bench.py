@@ -40,7 +40,6 @@ def test_throughput_counts_what_was_asked_for_and_draws_it(stacks: Starter, tmp_
     assert 10 <= figures["prompt_tokens"] / 4 <= 40, "the length was calibrated to about 20 tokens"
     assert figures["output_tokens_per_s"] == pytest.approx(32 / figures["seconds"])
     assert all(len(one["chunks"]) >= 1 and one["ended"] > one["begun"] for one in found["samples"])
-    assert figures["server_ms"]["queue_time"]["p50"] >= 0
     assert "first token" in shown and "between pieces" in shown
 
 
