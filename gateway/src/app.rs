@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use branchline_core::Result;
-use branchline_telemetry::Metrics;
+use branchline_telemetry::{Metrics, Traces};
 use branchline_worker::{BreakerOptions, BudgetOptions, Fleet, FleetOptions, HealthOptions, OutlierOptions};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::Options;
 use crate::dispatch::{LeaseSigner, LiveRequests, Offload};
 use crate::guard::BodyLimit;
-use crate::http::Explanations;
+use crate::http::{Explanations, Shown};
 use crate::workers::Workers;
 
 /// The parts of a running gateway.
@@ -37,6 +37,10 @@ pub struct App {
     pub offload: Offload,
     /// Signs and reads lease ids.
     pub leases: LeaseSigner,
+    /// Where spans go, if anywhere.
+    pub traces: Option<Arc<Traces>>,
+    /// Engines whose figures /metrics shows.
+    pub scraped: Shown,
     draining: AtomicBool,
 }
 
@@ -53,6 +57,7 @@ impl App {
                 "lease-key is not set: lease ids are good at this gateway only, and until it stops"
             );
         }
+        let traces = options.otlp_endpoint.as_deref().map(Traces::new).transpose()?.map(Arc::new);
         let tracker = TaskTracker::new();
         let leases = LeaseSigner::new(options.lease_key.as_ref());
         let stop = CancellationToken::new();
@@ -68,6 +73,8 @@ impl App {
             offload: Offload::new(tracker.clone()),
             tracker,
             stop,
+            traces,
+            scraped: Shown::default(),
             draining: AtomicBool::new(false),
         }))
     }

@@ -139,6 +139,13 @@ impl Server {
             tracing::error!(tasks = app.tracker.len(), "tasks did not end");
         }
         app.fleet.shutdown().await;
+        if let Some(traces) = app.traces.clone() {
+            // It blocks while this runtime's threads post the last spans.
+            let closed = tokio::task::spawn_blocking(move || traces.close()).await;
+            if let Err(error) = closed {
+                tracing::warn!(%error, "the last spans were not sent");
+            }
+        }
         tracing::info!("stopped");
     }
 }

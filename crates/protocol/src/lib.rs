@@ -16,6 +16,7 @@ mod prompt;
 mod refused;
 mod sampling;
 pub mod sse;
+mod timings;
 mod tokenize;
 
 pub use choices::{ChoiceInput, MAX_CHOICES, read_choices};
@@ -27,6 +28,7 @@ pub use lease::{LeaseAsk, LeaseNote, MAX_LEASE_MS, lease_ttl};
 pub use logprobs::{LogprobRequest, MAX_TOP, Position, Spelling};
 pub use prompt::{Prompt, Routing};
 pub use sampling::{Dialect, Fit, MAX_N, Sampling};
+pub use timings::{MetaTimes, Timings, UsageTimes};
 pub use tokenize::{DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse};
 
 /// Prompts a request may carry.

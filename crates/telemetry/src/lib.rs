@@ -6,8 +6,10 @@
 mod logging;
 mod metrics;
 mod reference;
+mod traces;
 
 pub use logging::{LogFormat, LogLevel, init_logging};
-pub use metrics::{Counters, Gauges, Histograms, Kind, Label, Metrics, Row, TABLE};
+pub use metrics::{Counters, Gauges, Histograms, Kind, Label, Metrics, Ratios, Row, TABLE};
 pub use prometheus_client::metrics::{counter::Counter, gauge::Gauge, histogram::Histogram};
 pub use reference::render_reference;
+pub use traces::{RequestSpan, Traces, traces_url};

@@ -4,6 +4,7 @@
 //! Names carry no `_total`: the exposition format adds it to counters.
 
 use std::borrow::Cow;
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
@@ -85,6 +86,11 @@ family!(
     /// Gauges that differ in label values.
     Gauges,
     Gauge
+);
+family!(
+    /// Gauges of fractions, 0 to 1.
+    Ratios,
+    Gauge<f64, AtomicU64>
 );
 family!(
     /// Histograms of seconds that differ in label values.
@@ -170,6 +176,30 @@ table! {
     aborts: Counters(Counter, Counter::default) = "branchline_router_aborts" ["reason"];
     #[doc = " Error answers and error events, by code."]
     errors: Counters(Counter, Counter::default) = "branchline_router_errors" ["code"];
+    #[doc = " Seconds that sequences spent on workers, by part: queue, prefill, decode; detokenize is contained in the others."]
+    part_seconds: Histograms(Histogram, seconds) = "branchline_router_worker_part_seconds" ["part"];
+    #[doc = " Sequences that run on the worker; this and what follows is asked of the workers at each scrape."]
+    engine_running: Gauges(Gauge, Gauge::default) = "branchline_worker_requests_running" ["worker"];
+    #[doc = " Sequences that wait on the worker."]
+    engine_waiting: Gauges(Gauge, Gauge::default) = "branchline_worker_requests_waiting" ["worker"];
+    #[doc = " Share of the worker's KV pool that requests and leases hold; what is only cached is not counted."]
+    engine_kv_usage: Ratios(Gauge, Gauge::default) = "branchline_worker_kv_usage_ratio" ["worker"];
+    #[doc = " Share of the worker's prompt tokens that were found in its prefix cache, since its start."]
+    engine_hit_rate: Ratios(Gauge, Gauge::default) = "branchline_worker_cache_hit_ratio" ["worker"];
+    #[doc = " Prompt tokens that the worker scheduled."]
+    engine_prompt_tokens: Counters(Counter, Counter::default) = "branchline_worker_prompt_tokens" ["worker"];
+    #[doc = " Those of them found in its prefix cache."]
+    engine_cached_tokens: Counters(Counter, Counter::default) = "branchline_worker_cached_tokens" ["worker"];
+    #[doc = " Pages that the worker's prefix cache evicted."]
+    engine_evicted: Counters(Counter, Counter::default) = "branchline_worker_evicted_pages" ["worker"];
+    #[doc = " Sequences that the worker put back into its queue for want of pages or for a higher priority."]
+    engine_retractions: Counters(Counter, Counter::default) = "branchline_worker_retractions" ["worker"];
+    #[doc = " Guessed tokens that the worker checked."]
+    engine_drafted: Counters(Counter, Counter::default) = "branchline_worker_draft_tokens" ["worker"];
+    #[doc = " Those of them that were right."]
+    engine_accepted: Counters(Counter, Counter::default) = "branchline_worker_accepted_draft_tokens" ["worker"];
+    #[doc = " Share of the worker's guessed tokens that were right, since its start; absent while nothing was guessed."]
+    engine_acceptance: Ratios(Gauge, Gauge::default) = "branchline_worker_draft_acceptance_ratio" ["worker"];
 }
 
 impl Metrics {

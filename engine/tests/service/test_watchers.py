@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from branchline.engine.errors import LoadError
@@ -13,8 +11,8 @@ from branchline.engine.loop_parts import Watcher
 from branchline.engine.service import tracing
 from branchline.engine.service.metrics import TABLE, Metrics
 from branchline.engine.types import Request, SamplingParams
+from collector import Collector, collecting
 from harness import Engine
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -72,52 +70,21 @@ def test_a_watcher_that_raises_costs_no_request(caplog: pytest.LogCaptureFixture
     assert "they are off from here on" in caplog.text
 
 
-class Collector(ThreadingHTTPServer):
-    """Keeps the spans that it is sent."""
-
-    def __init__(self) -> None:
-        self.spans: list[object] = []
-        spans = self.spans
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                if self.headers.get("content-encoding") == "gzip":
-                    import gzip
-
-                    body = gzip.decompress(body)
-                message = ExportTraceServiceRequest.FromString(body)
-                spans.extend(
-                    span for one in message.resource_spans for scope in one.scope_spans for span in scope.spans
-                )
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None: ...
-
-        super().__init__(("127.0.0.1", 0), Handler)
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    made = Collector()
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with collecting() as made:
+        yield made
 
 
 def test_a_request_becomes_spans_under_the_callers_own(collector: Collector) -> None:
     engine = Engine()
-    spans = tracing.start(f"http://127.0.0.1:{collector.server_port}", "tiny")
+    spans = tracing.start(collector.url, "tiny")
     engine.loop._watcher = Watcher(spans.news)
     sampling = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     engine.loop.submit(Request("r", (1, 2, 3), sampling, traceparent=PARENT), engine.take)
     engine.finish()
     spans.close()
-    found = {span.name: span for span in collector.spans}  # type: ignore[attr-defined]
+    found = {span.name: span for span in collector.spans}
     assert set(found) == {"generate", "queue", "prefill", "decode", "detokenise"}
     root = found["generate"]
     assert root.trace_id.hex() == PARENT.split("-")[1] and root.parent_span_id.hex() == PARENT.split("-")[2]

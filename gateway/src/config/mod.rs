@@ -20,6 +20,8 @@ pub use reference::{PAGES, render};
 pub use table::{Options, Row, TABLE};
 pub use value::{Fraction, Names, Secret, Shape, Size, Value};
 
+use branchline_telemetry::traces_url;
+
 use crate::guard;
 
 /// What a command line leads to.
@@ -117,6 +119,11 @@ fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
     if options.prometheus_port.is_some_and(|port| port != 0 && port == options.port) {
         let message = format!("{} is the main port too; give another or leave it out", options.port);
         faults.push(Fault::new(layers.place("prometheus_port"), message));
+    }
+    if let Some(endpoint) = &options.otlp_endpoint
+        && let Err(error) = traces_url(endpoint)
+    {
+        faults.push(Fault::new(layers.place("otlp_endpoint"), error.message));
     }
     if options.max_connections == 0 {
         faults.push(Fault::new(layers.place("max_connections"), "0 would serve nobody; give at least 1"));

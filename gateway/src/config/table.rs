@@ -145,6 +145,8 @@ table! {
     prometheus_host: String = "127.0.0.1", since "0.1.0";
     #[doc = " Port of that listener; off without it. /metrics is on the main port in any case."]
     prometheus_port: Option<u16> = "", since "0.1.0";
+    #[doc = " OTLP collector that gets a span a request over HTTP, such as http://127.0.0.1:4318; off without it."]
+    otlp_endpoint: Option<String> = "", since "0.2.0";
     #[doc = " Least level logged."]
     log_level: LogLevel = "info", since "0.1.0";
     #[doc = " Log one JSON object a line."]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use branchline_core::Error;
 use branchline_telemetry::Metrics;
 
-use super::PromptFound;
+use super::{End, PromptFound};
 
 /// Counts an error that a client sees, as an answer or as an event.
 pub fn failed(metrics: &Metrics, error: &Error) {
@@ -38,8 +38,20 @@ impl Observer {
         self.metrics.cached_tokens.with([""; 0]).inc_by(found.cached.into());
     }
 
-    pub(super) fn completion(&self, tokens: u32) {
-        self.metrics.completion_tokens.with([""; 0]).inc_by(tokens.into());
+    /// A sequence ended.
+    pub(super) fn ended(&self, end: &End) {
+        self.metrics.completion_tokens.with([""; 0]).inc_by(end.completion_tokens.into());
+        if let Some(told) = end.timings {
+            let parts = [
+                ("queue", told.queue_ms),
+                ("prefill", told.prefill_ms),
+                ("decode", told.decode_ms),
+                ("detokenize", told.detokenise_ms),
+            ];
+            for (part, ms) in parts {
+                self.metrics.part_seconds.with([part]).observe(ms / 1e3);
+            }
+        }
     }
 
     /// The job ends before its answer did.

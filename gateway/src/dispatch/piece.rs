@@ -2,7 +2,7 @@
 
 use branchline_core::{Error, ErrorCode, Result};
 use branchline_protocol::openai::{FinishReason, Matched};
-use branchline_protocol::{LeaseNote, Position};
+use branchline_protocol::{LeaseNote, Position, Timings};
 use branchline_worker::proto;
 
 use super::LeaseName;
@@ -89,7 +89,7 @@ impl LeaseFound {
 }
 
 /// The end of a sequence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct End {
     /// Why.
     pub reason: FinishReason,
@@ -101,6 +101,8 @@ pub struct End {
     pub retractions: u32,
     /// Words for an abort.
     pub message: String,
+    /// Where the time went, if the worker tells.
+    pub timings: Option<Timings>,
     /// How often the request was continued on another worker after its own had died.
     pub continuations: u32,
 }
@@ -147,6 +149,14 @@ fn end(finish: proto::Finish) -> Result<End> {
         completion_tokens: finish.completion_tokens,
         retractions: finish.retractions,
         message: finish.message,
+        timings: finish.timings.map(|told| Timings {
+            queue_ms: told.queue_ms,
+            prefill_ms: told.prefill_ms,
+            decode_ms: told.decode_ms,
+            detokenise_ms: told.detokenise_ms,
+            drafted: told.drafted_tokens,
+            accepted: told.accepted_tokens,
+        }),
         continuations: 0,
     })
 }

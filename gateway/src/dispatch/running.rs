@@ -160,7 +160,7 @@ impl Running {
         self.emitted[piece.index as usize].add(piece);
         if let Some(end) = &mut piece.end {
             end.continuations = self.continuations;
-            self.observer.completion(end.completion_tokens);
+            self.observer.ended(end);
             self.legs.retain(|leg| leg.sequence != Some(piece.index));
             self.open = self.open.saturating_sub(1);
             self.over = self.open == 0;

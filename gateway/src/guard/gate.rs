@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use axum::body::Body;
 use branchline_core::{Error, ErrorCode, Result};
-use branchline_telemetry::{Gauge, Histogram, Metrics};
+use branchline_telemetry::{Gauge, Histogram, Metrics, RequestSpan, Traces};
 use branchline_worker::Fleet;
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tower::Service;
 
@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::http::{Explanations, refuse};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const EXPLAIN: HeaderName = HeaderName::from_static("x-branchline-explain");
 
 /// What the gate needs to know.
@@ -31,6 +32,7 @@ struct Rules {
     metrics: Arc<Metrics>,
     explanations: Arc<Explanations>,
     fleet: Arc<Fleet>,
+    traces: Option<Arc<Traces>>,
 }
 
 /// Wraps the router; one clone serves one connection.
@@ -49,6 +51,7 @@ impl<S> Gate<S> {
             metrics: Arc::clone(&app.metrics),
             explanations: Arc::clone(&app.explanations),
             fleet: Arc::clone(&app.fleet),
+            traces: app.traces.clone(),
         };
         Self { rules: Arc::new(rules), inner }
     }
@@ -77,6 +80,21 @@ impl Rules {
     }
 }
 
+impl Rules {
+    /// The span of a client's request, which its own workers' spans shall be under.
+    fn span<B>(&self, request: &mut Request<B>, route: Route) -> Option<RequestSpan> {
+        if route.access != Access::Client || request.method() != Method::POST {
+            return None;
+        }
+        let given = request.headers().get(TRACEPARENT).and_then(|value| value.to_str().ok());
+        let span = self.traces.as_ref()?.begin(request.method().as_str(), route.label, given);
+        if let Some(context) = span.traceparent().and_then(|context| HeaderValue::try_from(context).ok()) {
+            request.headers_mut().insert(TRACEPARENT, context);
+        }
+        Some(span)
+    }
+}
+
 impl<S, B> Service<Request<B>> for Gate<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
@@ -94,7 +112,8 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let route = route_of(request.uri().path());
-        let tally = Tally::start(Arc::clone(&self.rules.metrics), route);
+        let mut tally = Tally::start(Arc::clone(&self.rules.metrics), route);
+        tally.span = self.rules.span(&mut request, route);
         match self.rules.check(&request, route.access) {
             Ok(Some(key)) => drop(request.extensions_mut().insert(key)),
             Ok(None) => {}
@@ -155,6 +174,7 @@ struct Tally {
     status: Option<StatusCode>,
     in_flight: Gauge,
     pace: Pace,
+    span: Option<RequestSpan>,
 }
 
 /// What of a body is timed.
@@ -171,12 +191,24 @@ impl Tally {
     fn start(metrics: Arc<Metrics>, route: Route) -> Self {
         let in_flight = metrics.in_flight.with([""; 0]);
         in_flight.inc();
-        Self { metrics, route, started: Instant::now(), status: None, in_flight, pace: Pace::Done }
+        Self {
+            metrics,
+            route,
+            started: Instant::now(),
+            status: None,
+            in_flight,
+            pace: Pace::Done,
+            span: None,
+        }
     }
 
     fn attach(mut self, response: Response<Body>) -> Response<Counted> {
         self.status = Some(response.status());
-        if let Some(code) = response.extensions().get::<ErrorCode>() {
+        let code = response.extensions().get::<ErrorCode>();
+        if let Some(span) = &mut self.span {
+            span.status(response.status().as_u16(), code.map(|code| code.name()));
+        }
+        if let Some(code) = code {
             self.metrics.errors.with([code.name()]).inc();
         }
         if response.status().is_success() && self.route.access == Access::Client {
@@ -198,6 +230,9 @@ impl Tally {
                 let now = Instant::now();
                 let elapsed = now.duration_since(self.started).as_secs_f64();
                 self.metrics.first_token_seconds.with([self.route.label]).observe(elapsed);
+                if let Some(span) = &mut self.span {
+                    span.first_byte();
+                }
                 self.pace = match stream {
                     true => Pace::Since {
                         last: now,

@@ -10,11 +10,11 @@ use axum::routing::{get, post};
 use branchline_core::{Error, ErrorCode, Result};
 use branchline_protocol::Document;
 use branchline_worker::{Transport, Worker};
-use http::{Method, Request, StatusCode, header};
+use http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 
 use super::answer::{Refusal, json as answer};
-use super::{fan, info, tree};
+use super::{fan, info, scrape, tree};
 use crate::app::App;
 use crate::guard::read_body;
 
@@ -36,14 +36,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
 
 /// What the metrics port has.
 pub(super) fn metrics_routes() -> Router<Arc<App>> {
-    Router::new().route("/metrics", get(metrics))
-}
-
-async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let mut response = Response::new(Body::from(app.metrics.encode()));
-    let kind = http::HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
+    Router::new().route("/metrics", get(scrape::metrics))
 }
 
 /// 200 while at least one worker can be chosen.

@@ -2,7 +2,7 @@
 
 use branchline_core::Result;
 use branchline_protocol::openai::Usage;
-use branchline_protocol::{LeaseNote, Position};
+use branchline_protocol::{LeaseNote, Position, Timings};
 use futures_util::StreamExt as _;
 
 use crate::dispatch::{Batch, End, Item, LeaseFound, Running};
@@ -93,6 +93,12 @@ impl Gathered {
         news
     }
 
+    /// Of all sequences together, when the last has ended.
+    fn timings(&self) -> Option<Timings> {
+        let each = self.sequences.iter().map(|sequence| sequence.end.as_ref()?.timings);
+        each.reduce(|first, second| Some(first?.join(second?))).flatten()
+    }
+
     /// Tokens of all prompts, each counted once, and all sequences.
     pub(super) fn usage(&self) -> Usage {
         let ends = self.sequences.iter().filter_map(|sequence| sequence.end.as_ref());
@@ -102,7 +108,7 @@ impl Gathered {
             self.sequences.iter().map(|sequence| sequence.completion_tokens).sum(),
             self.prompts.iter().map(|prompt| prompt.cached).sum(),
         );
-        Usage { continuations, ..usage }
+        Usage { continuations, times: self.timings().map(Into::into), ..usage }
     }
 }
 

@@ -144,6 +144,7 @@ impl Native {
                 e2e_latency: self.arrived.elapsed().as_secs_f64(),
                 num_retractions: state.end.as_ref().map_or(0, |end| end.retractions),
                 continuations: state.end.as_ref().map_or(0, |end| end.continuations),
+                times: state.end.as_ref().and_then(|end| end.timings).map(Into::into),
                 weight_version: &self.weight_version,
                 lease: self.leases[state.job].as_ref(),
                 logprobs: self.logprobs[sequence].as_ref(),

@@ -14,6 +14,7 @@ mod leases;
 mod models;
 pub(crate) mod relay;
 mod score;
+mod scrape;
 mod session;
 mod spell;
 mod stream;
@@ -34,6 +35,7 @@ use crate::guard::{Gate, Keys};
 
 pub use answer::{Refusal, json, refuse};
 pub use explain::Explanations;
+pub use scrape::Shown;
 
 /// All routes, without the gate before them.
 pub fn router(app: &Arc<App>) -> Router {

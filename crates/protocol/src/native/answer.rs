@@ -2,9 +2,9 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::LeaseNote;
 use crate::logprobs::{Position, Spelling};
 use crate::openai::Matched;
+use crate::{LeaseNote, MetaTimes};
 
 /// One sequence, so far or whole.
 #[derive(Debug, Clone, Serialize)]
@@ -40,6 +40,9 @@ pub struct Meta<'a> {
     /// How often it was continued on another worker after its own had died; left out if never.
     #[serde(skip_serializing_if = "is_zero")]
     pub continuations: u32,
+    /// With the end, if the worker tells.
+    #[serde(flatten)]
+    pub times: Option<MetaTimes>,
     /// Version of the weights.
     pub weight_version: &'a str,
     /// If the request named or acquired a lease.

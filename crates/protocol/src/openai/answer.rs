@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::LeaseNote;
 use crate::openai::{ChatLogprobs, CompletionLogprobs};
+use crate::{LeaseNote, UsageTimes};
 
 /// Why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -28,7 +28,7 @@ pub enum Matched {
 }
 
 /// Tokens of a request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Usage {
     /// Of all prompts, each counted once.
     pub prompt_tokens: u64,
@@ -41,6 +41,9 @@ pub struct Usage {
     /// How often the answer was continued on another worker after its own had died; left out if never.
     #[serde(skip_serializing_if = "is_zero")]
     pub continuations: u32,
+    /// When the answer is whole, if the worker tells.
+    #[serde(flatten)]
+    pub times: Option<UsageTimes>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde calls")]
@@ -64,6 +67,7 @@ impl Usage {
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens },
             continuations: 0,
+            times: None,
         }
     }
 }

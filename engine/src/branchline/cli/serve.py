@@ -70,7 +70,7 @@ def resolve(argv: Sequence[str], env: Mapping[str, str], gateway: router.Router)
     """What to start. Raises ConfigError with every fault of all three tables' flags."""
     engine_flags = {row.flag for row in options.table(EngineConfig) if row.name not in _OWN}
     ours = [*engine_flags, *(row.flag for row in options.table(ServeConfig)), "--config", "--help"]
-    shared = [flag for flag in ("--log-level",) if flag in engine_flags]
+    shared = [flag for flag in ("--log-level", "--otlp-endpoint") if flag in engine_flags]
     rest, theirs = router.split(argv, gateway.flags, ours)
     parser = options.parser(EngineConfig, PROG, _DESCRIPTION, skip=_OWN)
     options.extend(parser, ServeConfig)
