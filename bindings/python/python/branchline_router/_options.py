@@ -94,6 +94,8 @@ class RouterOptions(TypedDict, total=False):
     """Address of the listener that serves nothing but /metrics, without keys. Default: 127.0.0.1."""
     prometheus_port: int
     """Port of that listener; off without it. /metrics is on the main port in any case."""
+    otlp_endpoint: str
+    """OTLP collector that gets a span a request over HTTP, such as http://127.0.0.1:4318; off without it."""
     log_level: str
     """Least level logged. Default: info."""
     log_json: bool
