@@ -209,6 +209,7 @@ mod tests {
                 e2e_latency: 0.5,
                 num_retractions: 0,
                 continuations: 0,
+                times: None,
                 weight_version: "v",
                 lease: None,
                 logprobs: Some(&lists),
