@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from branchline import _native
@@ -19,7 +20,7 @@ from branchline.engine.model.load import load_model
 from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.speculative import Ask, DraftContext, Drafted, Drafter, Proposal
 from branchline.engine.speculative.ngram import NgramDrafts
-from branchline.engine.types import Delta, LogprobParams, Request, SamplingParams
+from branchline.engine.types import Delta, LeaseAsk, LogprobParams, Request, SamplingParams
 from harness import Answer, Engine
 from pairwise import Row, covering, pairs, wanted
 
@@ -29,7 +30,9 @@ FACTORS: dict[str, tuple[object, ...]] = {
     "neighbours": (0, 3, 7),
     "chunk": (None, 7, 48),
     "step": (512, 32),
-    "cache": ("cold", "hit", "evicted", "off"),
+    "cache": ("cold", "hit", "scored", "evicted", "off"),
+    "lease": (False, True),
+    "others": ("write", "score", "branch"),
     "pages": ("roomy", "retracted", "preempted"),
     "n": (1, 3),
     "stop": (False, True),
@@ -156,6 +159,32 @@ def target(row: Row) -> Request:
     return Request("target", prompt(1, 83), sampling, logprobs, priority=priority)
 
 
+def neighbour(kind: str, number: int, tokens: tuple[int, ...]) -> Request:
+    """One of the others: a writer, and every second a scorer of its prompt or three branches if they are asked for."""
+    sampling = SamplingParams(temperature=0.7, seed=number, max_tokens=30, ignore_eos=True)
+    if kind == "score" and number % 2:
+        scores = LogprobParams(input_start=len(tokens) // 2, top_k=number % 3)
+        return Request(f"other-{number}", tokens, SamplingParams(max_tokens=0), scores)
+    if kind == "branch" and number % 2:
+        return Request(f"other-{number}", tokens, replace(sampling, n=3, max_tokens=9))
+    return Request(f"other-{number}", tokens, sampling)
+
+
+def prepare(served: Served, row: Row, request: Request) -> None:
+    """What the cache holds before the target comes."""
+    before = Request("before", request.token_ids[:70], SamplingParams(max_tokens=0))
+    if row["cache"] in ("hit", "scored", "evicted"):
+        if row["cache"] == "scored":
+            before = replace(before, logprobs=LogprobParams(input_start=0))
+        served.loop.submit(before, served.take)
+        served.finish()
+    if row["lease"] and row["cache"] != "off":
+        served.loop.submit(replace(before, request_id="planter", lease=LeaseAsk(ttl_ms=600_000)), served.take)
+        served.finish()
+    if row["cache"] == "evicted":
+        served.loop.flush()
+
+
 def in_company(
     parts: tuple[NativeExecutor, _native.Vocabulary], row: Row, known: Sequence[list[int]]
 ) -> tuple[dict[int, Answer], int, int]:
@@ -176,20 +205,15 @@ def in_company(
         max_running_requests=16,
     )
     request = target(row)
-    if row["cache"] in ("hit", "evicted"):
-        served.loop.submit(Request("before", request.token_ids[:70], SamplingParams(max_tokens=0)), served.take)
-        served.finish()
-    if row["cache"] == "evicted":
-        served.loop.flush()
+    prepare(served, row, request)
     # Half of the neighbours run before it comes, and all of them share some of its prompt.
     count = int(str(row["neighbours"]))
     for number in range(count):
         if number == count // 2:
             served.loop.submit(request, served.take)
             served.loop.step()
-        other = SamplingParams(temperature=0.7, seed=number, max_tokens=30, ignore_eos=True)
         tokens = request.token_ids[: 20 * (number % 4)] + prompt(50 + number, 20 + 9 * number)
-        served.loop.submit(Request(f"other-{number}", tokens, other), served.take)
+        served.loop.submit(neighbour(str(row["others"]), number, tokens), served.take)
         served.loop.step()
     if not count:
         served.loop.submit(request, served.take)
@@ -261,4 +285,4 @@ def test_rows_did_take_guesses_that_came_true() -> None:
 
 def test_every_two_circumstances_meet() -> None:
     met = set().union(*(pairs(row) for row in ROWS))
-    assert met >= wanted(FACTORS) and len(ROWS) < 40
+    assert met >= wanted(FACTORS) and len(ROWS) < 48
