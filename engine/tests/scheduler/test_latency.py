@@ -7,7 +7,8 @@ import random
 import statistics
 
 import pytest
-from branchline.engine.scheduler.cost import LEAST_TOKENS, Allowance, StepCost, Work
+from branchline.engine.scheduler.cost import LEAST_TOKENS, PROBE, Allowance, StepCost, Work
+from branchline.engine.types import ForwardBatch
 from harness import EOS, Engine
 from timed import Rates, timed
 from tiny import expected
@@ -50,6 +51,33 @@ def test_a_slower_machine_is_noticed() -> None:
     for _ in range(120):
         cost.learn(Work(8, 800, 64), 0.270)
     assert cost.seconds(Work(8, 800, 64)) == pytest.approx(0.270, rel=0.1)
+
+
+def test_prompts_that_take_longer_and_longer_do_not_make_decodes_look_dear() -> None:
+    cost = StepCost()
+    for _ in range(10):
+        cost.learn(Work(8, 300), 0.020)
+    for step in range(200):  # as contexts grow, so does what prompts cost, and what they are given
+        cost.learn(Work(8, 300 + 8 * step, 20 + step // 8), 0.020 + (20 + step // 8) * 1e-3 * (1 + step / 100))
+    assert cost.seconds(Work(8, 1900)) == pytest.approx(0.020, rel=0.25)
+
+
+def test_decodes_are_looked_at_alone_now_and_then() -> None:
+    engine, rows = timed(max_running_requests=16, context_length=4096), list[tuple[int, int]]()
+    run = engine.executor.run
+
+    def watched(batch: ForwardBatch) -> object:
+        rows.append((int((batch.query_lens == 1).sum()), int((batch.query_lens > 1).sum())))
+        return run(batch)
+
+    engine.executor.run = watched  # type: ignore[method-assign,assignment]
+    gaps(engine)
+    streak, longest, probes = 0, 0, 0
+    for decodes, prompts in rows[60:]:
+        probes += not prompts and streak > 0
+        streak = streak + 1 if prompts and decodes else 0
+        longest = max(longest, streak)
+    assert longest == PROBE and probes >= 2
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])

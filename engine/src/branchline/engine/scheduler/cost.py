@@ -1,7 +1,8 @@
 """What a step takes: a model of its seconds, learnt from the steps that ran, and how much of a prompt fits a target.
 
-Steps of decodes alone and steps with prompts are weighed apart, so that a long stretch of one kind does not wear
-out what was learnt of the other. Owns no clock: the loop tells how long each step took.
+What decodes cost is learnt from steps without prompts only, what prompts cost from what the others took beyond that.
+Learnt together they feed on each other: prompts are cut by what decodes are taken to cost, so whatever grows with
+time looks like the decodes' growing contexts. Owns no clock: the loop tells how long each step took.
 """
 
 from __future__ import annotations
@@ -10,16 +11,22 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from branchline.engine.scheduler.batch import Row, Step
 
+Rates = npt.NDArray[np.float64]
 TERMS = 5  # constant, decode tokens, their context, prompt tokens, their context
+DECODE = 3  # so many of them are of decodes
+# A little of each variance: terms that never varied apart share what they explain, contexts least of it.
+RIDGE = np.array([1e-4, 1e-4, 1e-2, 1e-4, 1e-4])
 MEMORY = (0.97, 0.95)  # what a new sample leaves of the older ones: decodes alone, with prompts
 SLACK = 2.5  # a step with prompts may take so many times the step of its decodes alone
 LEAST_TOKENS = 4  # of prompts in a step, however slow: prompts always get on
 CRUMB = 16  # fewer are not worth a second prompt in a step
 UNKNOWN_TOKENS = 64  # of prompts beside decodes while nothing has been learnt
 WARM, SPARSE = 64, 4  # after so many samples, what was learnt is only looked at for every fourth
+PROBE = 32  # after so many steps with prompts one goes without, to see what decodes cost now
 GROWTH = 2  # prompts take at most so many times what they could take in the step before: a bold guess costs little
 _CONTEXT = 1e-3  # contexts are counted in thousands, so that all terms are of like size
 
@@ -67,6 +74,7 @@ class StepCost:
         self._rates = np.zeros(TERMS)
         self._new = 0  # samples that the rates do not know yet
         self.samples = [0, 0]
+        self._streak = [0, 0]  # latest samples of one kind in a row
         self.granted = UNKNOWN_TOKENS  # what the latest step beside decodes had room for
 
     def learn(self, work: Work, seconds: float) -> None:
@@ -75,7 +83,8 @@ class StepCost:
             return
         kind = 1 if work.prompts else 0
         self.samples[kind] += 1
-        if not kind and self.samples[0] > WARM and self.samples[0] % SPARSE:
+        self._streak = [0, self._streak[1] + 1] if kind else [self._streak[0] + 1, 0]
+        if self._streak[0] > WARM and self._streak[0] % SPARSE:
             return  # decodes alone are much alike: a few of them tell enough
         row = np.array(work.terms()) / seconds
         self._gram[kind] *= MEMORY[kind]
@@ -94,21 +103,35 @@ class StepCost:
         """What a step of this work is expected to take; 0 before anything was learnt."""
         return sum(rate * term for rate, term in zip(self.rates(), work.terms(), strict=True))
 
+    @property
+    def probe(self) -> bool:
+        """Whether the next step should have no prompts beside its decodes."""
+        return self._streak[1] >= PROBE
+
     def _fit(self) -> None:
         self._new = 0
-        gram, right = self._gram[0] + self._gram[1], self._right[0] + self._right[1]
-        active = [term for term in range(TERMS) if gram[term, term] > 0]
-        rates = np.zeros(TERMS)
-        while active:
-            part = gram[np.ix_(active, active)]
-            # A little of each variance: terms that never varied apart share what they explain.
-            part = part + np.diag(np.diag(part) * 1e-4)
-            found = np.linalg.solve(part, right[active])
-            if found.min() >= 0:
-                rates[active] = found
-                break
-            del active[int(found.argmin())]
-        self._rates = rates
+        (quiet, mixed), (alone, right) = self._gram, self._right
+        if not self.samples[0]:
+            self._rates = _solve(mixed, right, RIDGE)
+            return
+        decode = _solve(quiet[:DECODE, :DECODE], alone[:DECODE], RIDGE[:DECODE])
+        beyond = right[DECODE:] - mixed[DECODE:, :DECODE] @ decode
+        prompts = _solve(mixed[DECODE:, DECODE:], beyond, RIDGE[DECODE:])
+        self._rates = np.concatenate([decode, prompts])
+
+
+def _solve(gram: Rates, right: Rates, ridge: Rates) -> Rates:
+    """Non-negative least squares by its normal equations, the most negative term taken out until none is."""
+    rates = np.zeros(len(right))
+    active = [term for term in range(len(right)) if gram[term, term] > 0]
+    while active:
+        part = gram[np.ix_(active, active)]
+        found = np.linalg.solve(part + np.diag(np.diag(part) * ridge[active]), right[active])
+        if found.min() >= 0:
+            rates[active] = found
+            break
+        del active[int(found.argmin())]
+    return rates
 
 
 class Allowance:
@@ -160,6 +183,8 @@ def allowance(cost: StepCost, rows: list[Row], tokens: int, target_s: float | No
     infinite: no bound but `tokens`."""
     if not rows or target_s == math.inf:
         return Allowance(tokens)
+    if cost.probe:
+        return Allowance(0)
     rates = cost.rates()
     if rates[3] <= 0 and rates[4] <= 0:
         return Allowance(min(tokens, UNKNOWN_TOKENS))
