@@ -182,7 +182,7 @@ class EngineConfig:
     )  # fmt: skip
     itl_target_ms: float | None = option(
         None, "longest gap between two tokens of a running request that prompts of others may cause, in milliseconds; "
-        "prompts are cut so that a step is expected to keep it; 0: no target (default: 2.5 times a step without "
+        "prompts are cut so that a step is expected to keep it; 0: no target (default: twice a step without "
         "prompts)",
         section="scheduler", minimum=0, maximum=3_600_000,
     )  # fmt: skip

@@ -21,7 +21,7 @@ DECODE = 3  # so many of them are of decodes
 # A little of each variance: terms that never varied apart share what they explain, contexts least of it.
 RIDGE = np.array([1e-4, 1e-4, 1e-2, 1e-4, 1e-4])
 MEMORY = (0.97, 0.95)  # what a new sample leaves of the older ones: decodes alone, with prompts
-SLACK = 2.5  # a step with prompts may take so many times the step of its decodes alone
+SLACK = 2.0  # a step with prompts may take so many times the step of its decodes alone
 LEAST_TOKENS = 4  # of prompts in a step, however slow: prompts always get on
 CRUMB = 16  # fewer are not worth a second prompt in a step
 UNKNOWN_TOKENS = 64  # of prompts beside decodes while nothing has been learnt
@@ -103,10 +103,12 @@ class StepCost:
         """What a step of this work is expected to take; 0 before anything was learnt."""
         return sum(rate * term for rate, term in zip(self.rates(), work.terms(), strict=True))
 
-    @property
     def probe(self) -> bool:
-        """Whether the next step should have no prompts beside its decodes."""
-        return self._streak[1] >= PROBE
+        """Whether the next step is to have no prompts beside its decodes; true once in a streak."""
+        due = self._streak[1] >= PROBE
+        if due:
+            self._streak[1] = 0
+        return due
 
     def _fit(self) -> None:
         self._new = 0
@@ -183,7 +185,7 @@ def allowance(cost: StepCost, rows: list[Row], tokens: int, target_s: float | No
     infinite: no bound but `tokens`."""
     if not rows or target_s == math.inf:
         return Allowance(tokens)
-    if cost.probe:
+    if cost.probe():
         return Allowance(0)
     rates = cost.rates()
     if rates[3] <= 0 and rates[4] <= 0:

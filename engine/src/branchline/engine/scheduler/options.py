@@ -11,7 +11,7 @@ class SchedulerOptions:
 
     `max_step_tokens` is the budget of one step, shared by decodes and prefill chunks. `prefill_chunk` bounds what
     one sequence may take of it; None for all. A step in which others decode takes only so many prompt tokens as
-    are expected to keep it within `itl_target_s`: None for 2.5 times the step of those decodes alone, infinite for no
+    are expected to keep it within `itl_target_s`: None for twice the step of those decodes alone, infinite for no
     such bound. `mixed_prefill_tokens` bounds them whatever they cost; None for no bound. `aging_passes` and
     `aging_seconds` bound locality: after that many passes, or that long, a waiting sequence goes before any
     newcomer of its priority, whatever that one would hit; `priority_aging_seconds` make up for one priority.
