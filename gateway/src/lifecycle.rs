@@ -4,7 +4,9 @@
 //! every option is known to be good, and close first when a stop is asked for.
 
 mod connection;
+mod framing;
 mod listen;
+mod screen;
 mod signals;
 
 use std::future::Future;
@@ -23,6 +25,7 @@ use crate::app::App;
 use crate::config::Options;
 use crate::http;
 
+pub use framing::Fault;
 pub use signals::StopSignals;
 
 /// Why a gateway did not start.

@@ -35,7 +35,7 @@ fn seen(worker: &ScriptedWorker) -> usize {
 }
 
 #[tokio::test]
-async fn breaker_client_errors_and_push_back_are_neutral() {
+async fn breaker_push_back_is_neutral_and_so_are_client_errors() {
     for (status, headers) in [(400, vec![]), (429, vec![("retry-after", "1")])] {
         let bad = worker(move |_| vec![Step::Send(response(status, &headers, b"{}"))]).await;
         let gateway = Gateway::start(&[], &[bad.url()]).await;

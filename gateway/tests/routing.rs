@@ -93,6 +93,27 @@ async fn retry_honours_retry_after_by_one_attempt_a_worker() {
 }
 
 #[tokio::test]
+async fn retry_stale_pooled_connection_costs_no_request_and_no_charge() {
+    // Every second request finds a kept connection that its worker closes while the request is being written.
+    let count = std::sync::atomic::AtomicUsize::new(0);
+    let closing = worker(move |_| match count.fetch_add(1, std::sync::atomic::Ordering::SeqCst) % 2 {
+        0 => vec![Step::Send(response(200, &[], b"{}"))],
+        _ => vec![Step::Close],
+    })
+    .await;
+    let gateway = Gateway::start(&[], &[closing.url()]).await;
+    for _ in 0..3 {
+        assert_eq!(gateway.post("/v1/completions", "{}").await.status, 200);
+        // As long as no server closes a connection earlier: only then may a request be sent again.
+        tokio::time::sleep(std::time::Duration::from_millis(1_050)).await;
+    }
+    let workers = gateway.get("/workers").await.json();
+    assert_eq!(workers["workers"][0]["breaker"], "closed");
+    assert!(!gateway.get("/metrics").await.text().contains("worker_failures_total{"));
+    assert_eq!(closing.record().seen.len(), 5, "three answered, two sent into a connection that closed");
+}
+
+#[tokio::test]
 async fn routing_load_after_cancel_is_zero_on_every_way_out() {
     let held = [worker(|_| vec![Step::Hold]).await, worker(|_| vec![Step::Hold]).await];
     let gateway =

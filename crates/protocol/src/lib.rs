@@ -33,6 +33,8 @@ pub use tokenize::{DetokenizeRequest, DetokenizeResponse, TokenizeInput, Tokeniz
 
 /// Prompts a request may carry.
 pub const MAX_BATCH: usize = 1024;
+/// Most sequences of a request: prompts times `n`.
+pub const MAX_SEQUENCES: usize = 1024;
 
 /// What of a model bounds the values of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use branchline_core::{Error, Result};
 use serde_json::Value;
 
 use crate::fields::{Fields, as_tokens, wrong};
-use crate::{LeaseAsk, Limits, MAX_BATCH};
+use crate::{LeaseAsk, Limits, MAX_BATCH, MAX_SEQUENCES};
 
 const MAX_ID_BYTES: usize = 128;
 const MAX_KEY_BYTES: usize = 1024;
@@ -95,6 +95,18 @@ pub(crate) fn prompts(value: &Value, path: &str, limits: Limits) -> Result<Vec<P
         },
         other => Err(wrong(path, "a string, an array of strings, token ids or an array of them", other)),
     }
+}
+
+/// Refuses more sequences than one request may have; `path` is the field that multiplies the prompts.
+pub(crate) fn check_sequences(path: &str, sequences: impl Iterator<Item = u32>) -> Result<()> {
+    let (prompts, all) = sequences.fold((0, 0), |(prompts, all), n| (prompts + 1, all + n as usize));
+    if all <= MAX_SEQUENCES {
+        return Ok(());
+    }
+    let message = format!(
+        "`{path}` makes {all} sequences of {prompts} prompts; send at most {MAX_SEQUENCES} in one request"
+    );
+    Err(Error::invalid(path, message))
 }
 
 pub(crate) fn many<T>(

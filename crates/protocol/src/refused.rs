@@ -31,6 +31,7 @@ const NAMES: &[&str] = &[
     "image_data",
     "input_embeds",
     "json_schema",
+    "kv_transfer_params",
     "logits_processors",
     "lora",
     "lora_path",

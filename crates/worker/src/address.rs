@@ -1,5 +1,7 @@
 //! Worker addresses as operators write them.
 
+use std::net::{IpAddr, Ipv6Addr};
+
 use branchline_core::{Error, Result};
 
 use crate::worker::Transport;
@@ -11,6 +13,26 @@ pub(crate) struct Address {
     pub(crate) transport: Transport,
     /// `host:port`.
     pub(crate) authority: String,
+}
+
+/// Hosts that no registration may make us call: machines' metadata services, and addresses of no single machine.
+fn is_forbidden(host: &str) -> bool {
+    let bare = host.trim_matches(['[', ']']).trim_end_matches('.').to_ascii_lowercase();
+    match bare.parse::<IpAddr>().map(|address| address.to_canonical()) {
+        Ok(IpAddr::V4(address)) => {
+            address.is_link_local() || address.is_multicast() || address.is_broadcast()
+        }
+        Ok(IpAddr::V6(address)) => {
+            let metadata = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+            address.is_unicast_link_local() || address.is_multicast() || address == metadata
+        }
+        // Resolvers read numbers as addresses in other notations.
+        Err(_) => {
+            let last = bare.rsplit('.').next().unwrap_or_default();
+            let numeric = last.starts_with("0x") || last.bytes().all(|byte| byte.is_ascii_digit());
+            numeric || bare == "metadata" || bare == "metadata.google.internal"
+        }
+    }
 }
 
 impl Address {
@@ -36,6 +58,9 @@ impl Address {
         };
         if authority.host().is_empty() || rest.contains('@') {
             return refuse("has no host, or has credentials");
+        }
+        if is_forbidden(authority.host()) {
+            return refuse("is a link-local, multicast or metadata address, where no worker can be");
         }
         let authority = match (authority.port_u16(), transport) {
             (Some(_), _) => authority.to_string(),
@@ -89,6 +114,28 @@ mod tests {
             let error = Address::parse(url).unwrap_err();
             assert!(error.message.contains("grpc://host:port"), "{url}: {}", error.message);
             assert!(error.message.contains(&format!("'{url}'")), "{url}: {}", error.message);
+        }
+    }
+
+    #[test]
+    fn addresses_where_no_worker_can_be_are_refused_in_any_notation() {
+        for host in [
+            "169.254.169.254",
+            "[fe80::1]",
+            "[::ffff:169.254.169.254]",
+            "[fd00:ec2::254]",
+            "224.0.0.1",
+            "2852039166",
+            "0xa9fea9fe",
+            "169.254.43518",
+            "metadata.google.internal.",
+            "255.255.255.255",
+        ] {
+            let error = Address::parse(&format!("http://{host}:80")).expect_err(host);
+            assert!(error.message.contains("where no worker can be"), "{error}");
+        }
+        for host in ["127.0.0.1", "10.0.0.1", "[::1]", "localhost", "worker-0", "w.example.org"] {
+            assert!(Address::parse(&format!("http://{host}:80")).is_ok(), "{host}");
         }
     }
 }

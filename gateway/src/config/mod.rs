@@ -101,8 +101,16 @@ fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
     let mut faults = Vec::new();
     if let Some(path) = &options.api_key_file {
         match guard::read_keys(path) {
-            Ok(keys) => options.api_key.extend(keys),
+            Ok(keys) => {
+                options.api_key.extend(keys.admin);
+                options.user_api_key.extend(keys.user);
+            }
             Err(message) => faults.push(Fault::new(layers.place("api_key_file"), message)),
+        }
+    }
+    for (field, keys) in [("api_key", &options.api_key), ("user_api_key", &options.user_api_key)] {
+        if let Some(message) = keys.iter().find_map(|key| guard::hash_of(key).err()) {
+            faults.push(Fault::new(layers.place(field), message));
         }
     }
     for url in &options.worker_urls {
@@ -129,6 +137,13 @@ fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
         faults.push(Fault::new(layers.place("max_connections"), "0 would serve nobody; give at least 1"));
     }
     faults
+}
+
+impl Options {
+    /// Whether clients need a key.
+    pub fn is_keyed(&self) -> bool {
+        !(self.api_key.is_empty() && self.user_api_key.is_empty())
+    }
 }
 
 fn check_worker_url(url: &str) -> Result<(), String> {

@@ -125,9 +125,11 @@ table! {
     connect_timeout: Duration = "5s", since "0.2.0";
     #[doc = " Whether a stream of an engine that died goes on at another one that promises the same bits."]
     continue_streams: bool = "true", since "0.2.0";
-    #[doc = " Key that clients must send, as `Authorization: Bearer` or `x-api-key`; may be given several times."]
+    #[doc = " Key that clients must send, as `Authorization: Bearer` or `x-api-key`; may be given several times. Its holder may call every route. `sha256:HEX` gives its hash instead."]
     api_key: Vec<Secret> = "", since "0.1.0" secret;
-    #[doc = " File with one key a line; empty lines and lines that begin with # are skipped."]
+    #[doc = " Key whose holder may send requests, but reach none of the operators' routes; may be given several times, as a hash too."]
+    user_api_key: Vec<Secret> = "", since "0.2.0" secret;
+    #[doc = " File with one key a line, as `KEY` or `sha256:HEX`, after `user` or `admin` and a blank if it is not an admin's; empty lines and lines that begin with # are skipped."]
     api_key_file: Option<PathBuf> = "", since "0.1.0";
     #[doc = " Key of an administrator: the only one that may ask for the text of cached prompts (`GET /cache/tree`). Where clients need a key, it serves as one too."]
     admin_api_key: Option<Secret> = "", since "0.2.0" secret;
@@ -139,6 +141,12 @@ table! {
     lease_key: Option<Secret> = "", since "0.2.0" secret;
     #[doc = " Largest request body."]
     max_payload_size: Size = "64MiB", since "0.1.0";
+    #[doc = " Requests for models that run at once, each until the last byte of its answer; 0 for no limit."]
+    max_concurrent_requests: usize = "0", since "0.2.0";
+    #[doc = " Requests over that limit that wait for a place; further ones are answered 429 at once."]
+    queue_size: usize = "100", since "0.2.0";
+    #[doc = " Longest wait for a place; then 429."]
+    queue_timeout: Duration = "60s", since "0.2.0";
     #[doc = " Connections served at once; more wait in the listen queue."]
     max_connections: usize = "16384", since "0.1.0";
     #[doc = " Address of the listener that serves nothing but /metrics, without keys."]
@@ -159,7 +167,7 @@ table! {
     first_token_timeout: Option<Duration> = "off", since "0.1.0";
     #[doc = " Longest silence of a worker within an answer that has begun."]
     idle_timeout: Option<Duration> = "10m", since "0.1.0";
-    #[doc = " Longest wait for a request's head, and for the body to go on."]
+    #[doc = " Longest wait for a request's head, and for the body to go on; after it a body must bring 1 KiB a second."]
     header_timeout: Duration = "30s", since "0.1.0";
     #[doc = " How long running requests may go on after a stop signal."]
     drain_timeout: Duration = "30s", since "0.1.0";

@@ -7,15 +7,33 @@ use branchline_core::{Error, ErrorCode, Result};
 use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
+
+/// Bytes a second that a body must bring on average once `stall` has passed: a trickle holds a connection too.
+const LEAST_RATE: u64 = 1024;
 
 /// How much body a request may have, and how long it may pause.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimit {
     /// Bytes.
     pub bytes: usize,
-    /// Longest wait for the next piece.
+    /// Longest wait for the next piece, and the time after which the body must have come at a least rate.
     pub stall: Duration,
+}
+
+/// One body's clock.
+struct Pace {
+    limit: BodyLimit,
+    started: Instant,
+    received: u64,
+}
+
+impl Pace {
+    /// When the next piece must have come.
+    fn deadline(&self) -> Instant {
+        let earned = Duration::from_millis(self.received * 1000 / LEAST_RATE);
+        (Instant::now() + self.limit.stall).min(self.started + self.limit.stall + earned)
+    }
 }
 
 /// The whole body. A body in one piece is handed on without a copy.
@@ -28,7 +46,8 @@ pub async fn read_body(mut body: Body, limit: BodyLimit) -> Result<Bytes> {
     if usize::try_from(declared).map_or(true, |bytes| bytes > limit.bytes) {
         return Err(too_large(limit.bytes));
     }
-    let Some(first) = next_piece(&mut body, limit).await? else { return Ok(Bytes::new()) };
+    let mut pace = Pace { limit, started: Instant::now(), received: 0 };
+    let Some(first) = next_piece(&mut body, &mut pace).await? else { return Ok(Bytes::new()) };
     if first.len() > limit.bytes {
         return Err(too_large(limit.bytes));
     }
@@ -38,7 +57,7 @@ pub async fn read_body(mut body: Body, limit: BodyLimit) -> Result<Bytes> {
     // The declared length is a promise of at most `limit` bytes; memory is only touched as they come.
     let mut whole = BytesMut::with_capacity(first.len().max(usize::try_from(declared).unwrap_or(0)));
     whole.extend_from_slice(&first);
-    while let Some(piece) = next_piece(&mut body, limit).await? {
+    while let Some(piece) = next_piece(&mut body, &mut pace).await? {
         if whole.len() + piece.len() > limit.bytes {
             return Err(too_large(limit.bytes));
         }
@@ -47,9 +66,9 @@ pub async fn read_body(mut body: Body, limit: BodyLimit) -> Result<Bytes> {
     Ok(whole.freeze())
 }
 
-async fn next_piece(body: &mut Body, limit: BodyLimit) -> Result<Option<Bytes>> {
+async fn next_piece(body: &mut Body, pace: &mut Pace) -> Result<Option<Bytes>> {
     loop {
-        let frame = match timeout(limit.stall, body.frame()).await {
+        let frame = match timeout_at(pace.deadline(), body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(None) => return Ok(None),
             Ok(Some(Err(error))) => {
@@ -57,12 +76,14 @@ async fn next_piece(body: &mut Body, limit: BodyLimit) -> Result<Option<Bytes>> 
                 return Err(Error::new(ErrorCode::InvalidArgument, message));
             }
             Err(_) => {
-                let message = format!("no more of the body came for {:?}; send all of it", limit.stall);
+                let message =
+                    format!("the body came too slowly after {} bytes; send all of it at once", pace.received);
                 return Err(Error::new(ErrorCode::DeadlineExceeded, message));
             }
         };
         // Trailers are not part of the body.
         if let Ok(data) = frame.into_data() {
+            pace.received += data.len() as u64;
             return Ok(Some(data));
         }
     }
@@ -115,6 +136,23 @@ mod tests {
         let silent = Body::from_stream(stream::pending::<std::io::Result<Bytes>>());
         let limit = BodyLimit { bytes: 10, stall: Duration::from_millis(5) };
         assert_eq!(read_body(silent, limit).await.expect_err("silence").code, ErrorCode::DeadlineExceeded);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trickle_is_given_up_and_a_slow_line_is_not() {
+        let every = |bytes: usize, pause: u64| {
+            Body::from_stream(stream::unfold((), move |()| async move {
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+                Some((std::io::Result::Ok(Bytes::from(vec![b'x'; bytes])), ()))
+            }))
+        };
+        let limit = BodyLimit { bytes: 100_000, stall: Duration::from_secs(5) };
+        let started = Instant::now();
+        let refusal = read_body(every(1, 4_000), limit).await.expect_err("a byte every four seconds");
+        assert_eq!(refusal.code, ErrorCode::DeadlineExceeded);
+        assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+        let refusal = read_body(every(2_048, 1_000), limit).await.expect_err("endless, but not slow");
+        assert_eq!(refusal.code, ErrorCode::PayloadTooLarge);
     }
 
     #[tokio::test]

@@ -19,8 +19,7 @@ pub fn is_loopback(host: &str) -> bool {
 /// # Errors
 /// A sentence that says what to do.
 pub fn check_exposure(options: &Options) -> Result<(), String> {
-    let keyed = !options.api_key.is_empty();
-    if keyed || options.insecure || is_loopback(&options.host) {
+    if options.is_keyed() || options.insecure || is_loopback(&options.host) {
         return Ok(());
     }
     Err(format!(

@@ -17,9 +17,10 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tower::Service;
 
 use super::routes::{Access, Route, route_of};
-use super::{KeyHash, Keys, origin};
+use super::{Admission, KeyHash, Keys, Permit, Role, origin};
 use crate::app::App;
 use crate::http::{Explanations, refuse};
+use crate::lifecycle::Fault;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -29,6 +30,7 @@ const EXPLAIN: HeaderName = HeaderName::from_static("x-branchline-explain");
 struct Rules {
     keys: Keys,
     host: String,
+    admission: Option<Arc<Admission>>,
     metrics: Arc<Metrics>,
     explanations: Arc<Explanations>,
     fleet: Arc<Fleet>,
@@ -48,6 +50,7 @@ impl<S> Gate<S> {
         let rules = Rules {
             keys,
             host: app.options.host.clone(),
+            admission: Admission::of(&app.options),
             metrics: Arc::clone(&app.metrics),
             explanations: Arc::clone(&app.explanations),
             fleet: Arc::clone(&app.fleet),
@@ -57,27 +60,60 @@ impl<S> Gate<S> {
     }
 }
 
+/// In the extensions of a request whose sender may see what operators see.
+#[derive(Debug, Clone, Copy)]
+pub struct Trusted;
+
 impl Rules {
-    /// The key that let the request in, if one was needed.
-    fn check<B>(&self, request: &Request<B>, access: Access) -> Result<Option<KeyHash>> {
+    /// The key that let the request in, if one was needed, and whether its sender is an operator.
+    fn check<B>(&self, request: &Request<B>, access: Access) -> Result<(Option<KeyHash>, bool)> {
+        let found = if self.keys.required() { self.keys.accept(request.headers()) } else { None };
+        let key = found.map(|(key, _)| key);
         if access == Access::Open {
-            return Ok(None);
+            // A probe is answered whoever asks; only what it tells differs.
+            let keyed = !self.keys.required() || found.is_some_and(|(_, role)| role == Role::Admin);
+            return Ok((key, keyed && self.local(request, key.is_some()).is_ok()));
         }
-        let key = if self.keys.required() { self.keys.accept(request.headers()) } else { None };
-        if self.keys.required() && key.is_none() {
+        if self.keys.required() && found.is_none() {
             let message =
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'";
             return Err(Error::new(ErrorCode::Unauthenticated, message));
         }
-        match access {
-            Access::Admin => {
-                let authority = request.uri().authority().map(http::uri::Authority::as_str);
-                origin::check(request.headers(), authority, &self.host, key.is_some())?;
-            }
-            Access::Open | Access::Client => {}
+        if access == Access::Client {
+            return Ok((key, false));
         }
-        Ok(key)
+        if found.is_some_and(|(_, role)| role == Role::User) {
+            let message = "the API key is a user's and this path is for operators; use an admin's key";
+            return Err(Error::new(ErrorCode::PermissionDenied, message));
+        }
+        self.local(request, key.is_some())?;
+        Ok((key, true))
     }
+
+    fn local<B>(&self, request: &Request<B>, keyed: bool) -> Result<()> {
+        let authority = request.uri().authority().map(http::uri::Authority::as_str);
+        origin::check(request.headers(), authority, &self.host, keyed)
+    }
+}
+
+/// Bodies are read as they come: a packed one could be a thousand times as large.
+fn refuse_packed<B>(request: &Request<B>) -> Option<Response<Body>> {
+    let coding = request.headers().get(header::CONTENT_ENCODING)?.to_str().unwrap_or("unreadable");
+    if coding.eq_ignore_ascii_case("identity") {
+        return None;
+    }
+    let message = format!("content-encoding '{coding}' is not read here; send the body as it is");
+    let mut response = refuse(&Error::invalid("content-encoding", message));
+    *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    Some(response)
+}
+
+/// What the connection refused before it was a request.
+fn refuse_framing<B>(request: &Request<B>) -> Option<Response<Body>> {
+    let fault = Fault::of_path(request.uri().path())?;
+    let mut response = refuse(&Error::new(ErrorCode::InvalidArgument, fault.message()));
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    Some(response)
 }
 
 impl Rules {
@@ -97,7 +133,7 @@ impl Rules {
 
 impl<S, B> Service<Request<B>> for Gate<S>
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<axum::BoxError>,
@@ -114,20 +150,40 @@ where
         let route = route_of(request.uri().path());
         let mut tally = Tally::start(Arc::clone(&self.rules.metrics), route);
         tally.span = self.rules.span(&mut request, route);
+        if let Some(refusal) = refuse_framing(&request) {
+            return Box::pin(std::future::ready(Ok(tally.attach(refusal))));
+        }
         match self.rules.check(&request, route.access) {
-            Ok(Some(key)) => drop(request.extensions_mut().insert(key)),
-            Ok(None) => {}
+            Ok((key, trusted)) => {
+                key.map(|key| request.extensions_mut().insert(key));
+                trusted.then(|| request.extensions_mut().insert(Trusted));
+            }
             Err(error) => return Box::pin(std::future::ready(Ok(tally.attach(refuse(&error))))),
         }
+        if let Some(refusal) = refuse_packed(&request) {
+            return Box::pin(std::future::ready(Ok(tally.attach(refusal))));
+        }
         let named = Named::of(&mut request);
-        let answer = self.inner.call(request.map(Body::new));
+        let request = request.map(Body::new);
         let rules = Arc::clone(&self.rules);
+        let counted = route.access == Access::Client && request.method() == Method::POST;
+        let Some(admission) = rules.admission.clone().filter(|_| counted) else {
+            let answer = self.inner.call(request);
+            return Box::pin(async move {
+                let Ok(response) = answer.await;
+                Ok(tally.finish(response, named, &rules))
+            });
+        };
+        // The ready one is used up; its clone takes its place.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
         Box::pin(async move {
-            let Ok(mut response) = answer.await;
-            if let Some(named) = named {
-                named.tell(&mut response, &rules);
+            match admission.enter().await {
+                Ok(permit) => tally.permit = Some(permit),
+                Err(error) => return Ok(tally.finish(refuse(&error), named, &rules)),
             }
-            Ok(tally.attach(response))
+            let Ok(response) = inner.call(request).await;
+            Ok(tally.finish(response, named, &rules))
         })
     }
 }
@@ -162,7 +218,8 @@ impl Named {
         if let Some(told) = told.and_then(|told| HeaderValue::try_from(told).ok()) {
             response.headers_mut().insert(EXPLAIN, told);
         }
-        response.headers_mut().entry(REQUEST_ID).or_insert(self.id);
+        // The client's name for it stands, whatever a worker calls it.
+        response.headers_mut().insert(REQUEST_ID, self.id);
     }
 }
 
@@ -175,6 +232,8 @@ struct Tally {
     in_flight: Gauge,
     pace: Pace,
     span: Option<RequestSpan>,
+    /// Its place among those that run at once, held to the last byte.
+    permit: Option<Permit>,
 }
 
 /// What of a body is timed.
@@ -199,7 +258,15 @@ impl Tally {
             in_flight,
             pace: Pace::Done,
             span: None,
+            permit: None,
         }
+    }
+
+    fn finish(self, mut response: Response<Body>, named: Option<Named>, rules: &Rules) -> Response<Counted> {
+        if let Some(named) = named {
+            named.tell(&mut response, rules);
+        }
+        self.attach(response)
     }
 
     fn attach(mut self, response: Response<Body>) -> Response<Counted> {

@@ -7,7 +7,7 @@ use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::config::{Secret, Value as _};
+use crate::config::{Options, Secret, Value as _};
 
 /// SHA-256 of the key that a request came with. In the request's extensions; absent where nobody needs a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,16 +21,65 @@ impl KeyHash {
     }
 }
 
+/// What a key's holder may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Send requests.
+    User,
+    /// That, and everything operators do.
+    Admin,
+}
+
 /// The keys that clients may use. None at all means that nobody needs one.
 #[derive(Debug, Clone, Default)]
 pub struct Keys {
-    hashes: Vec<[u8; 32]>,
+    hashes: Vec<([u8; 32], Role)>,
+}
+
+/// Keys of a file, by role.
+#[derive(Debug, Default)]
+pub struct KeyFile {
+    /// See [`Role::Admin`].
+    pub admin: Vec<Secret>,
+    /// See [`Role::User`].
+    pub user: Vec<Secret>,
+}
+
+/// SHA-256 of a key as an operator gives it: the key, or `sha256:` and the hash in hex.
+///
+/// # Errors
+/// A sentence, if what follows `sha256:` is no hash. It does not repeat the text.
+pub fn hash_of(key: &Secret) -> Result<[u8; 32], String> {
+    let Some(hex) = key.reveal().strip_prefix("sha256:") else {
+        return Ok(Sha256::digest(key.reveal()).into());
+    };
+    let digit = |at: usize| hex.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    let bytes: Option<Vec<u8>> = (0..64).step_by(2).map(digit).collect();
+    let plain = hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+    bytes.filter(|_| plain).and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| {
+        "what follows 'sha256:' is no hash; give 64 hex digits, as `sha256sum` prints them".to_owned()
+    })
 }
 
 impl Keys {
+    /// The keys of the options. Those that are no hash, though they say so, open nothing.
+    ///
+    /// The administrator's key opens what clients' keys do; alone, it asks nothing of clients.
+    pub fn of(options: &Options) -> Self {
+        let top = options.admin_api_key.iter().filter(|_| options.is_keyed());
+        let admin = options.api_key.iter().chain(top).map(|key| (key, Role::Admin));
+        let user = options.user_api_key.iter().map(|key| (key, Role::User));
+        Self::new(admin.chain(user))
+    }
+
+    /// One key, of an administrator.
+    pub fn only(key: &Secret) -> Self {
+        Self::new(std::iter::once((key, Role::Admin)))
+    }
+
     /// Hashes the keys.
-    pub fn new(keys: &[Secret]) -> Self {
-        Self { hashes: keys.iter().map(|key| Sha256::digest(key.reveal()).into()).collect() }
+    fn new<'a>(keys: impl Iterator<Item = (&'a Secret, Role)>) -> Self {
+        Self { hashes: keys.filter_map(|(key, role)| Some((hash_of(key).ok()?, role))).collect() }
     }
 
     /// Whether clients need a key.
@@ -38,19 +87,24 @@ impl Keys {
         !self.hashes.is_empty()
     }
 
-    /// The key of ours that the headers carry, as `Authorization: Bearer` or `x-api-key`: its hash.
-    pub fn accept(&self, headers: &HeaderMap) -> Option<KeyHash> {
+    /// The key of ours that the headers carry, as `Authorization: Bearer` or `x-api-key`: its hash and role.
+    pub fn accept(&self, headers: &HeaderMap) -> Option<(KeyHash, Role)> {
         let bearer = headers.get(AUTHORIZATION).and_then(|value| bearer_token(value.as_bytes()));
         let plain = headers.get("x-api-key").map(http::HeaderValue::as_bytes);
         [bearer, plain].into_iter().flatten().find_map(|key| self.knows(key))
     }
 
     /// Looks at every hash whatever the outcome, so that time tells nothing.
-    fn knows(&self, key: &[u8]) -> Option<KeyHash> {
+    fn knows(&self, key: &[u8]) -> Option<(KeyHash, Role)> {
         let hash: [u8; 32] = Sha256::digest(key).into();
-        let found =
-            self.hashes.iter().fold(Choice::from(0), |found, known| found | known[..].ct_eq(&hash[..]));
-        bool::from(found).then_some(KeyHash(hash))
+        let (mut found, mut admin) = (Choice::from(0), Choice::from(0));
+        for (known, role) in &self.hashes {
+            let same = known[..].ct_eq(&hash[..]);
+            found |= same;
+            admin |= same & Choice::from(u8::from(*role == Role::Admin));
+        }
+        let role = if bool::from(admin) { Role::Admin } else { Role::User };
+        bool::from(found).then_some((KeyHash(hash), role))
     }
 }
 
@@ -59,22 +113,30 @@ fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
 }
 
-/// Reads keys from a file, one a line; empty lines and lines that begin with `#` are skipped.
+/// Reads keys from a file, one a line, `user` or `admin` before it; empty lines and lines that begin with `#` are
+/// skipped.
 ///
 /// # Errors
 /// A sentence that names the file and what to do.
-pub fn read_keys(path: &Path) -> Result<Vec<Secret>, String> {
+pub fn read_keys(path: &Path) -> Result<KeyFile, String> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("{shown} can't be read ({error}); give a file with one key a line"))?;
-    let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
-    let keys = lines
-        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
-        .map(|(at, line)| {
-            Secret::parse(&[line.to_owned()]).map_err(|message| format!("{shown}, line {at}: {message}"))
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    match keys.is_empty() {
+    let mut keys = KeyFile::default();
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let (to, key) = match line.split_once(char::is_whitespace) {
+            Some(("user", key)) => (&mut keys.user, key.trim()),
+            Some(("admin", key)) => (&mut keys.admin, key.trim()),
+            _ => (&mut keys.admin, line),
+        };
+        let key = Secret::parse(&[key.to_owned()]).and_then(|key| hash_of(&key).map(|_| key));
+        to.push(key.map_err(|message| format!("{shown}, line {}: {message}", at + 1))?);
+    }
+    match keys.admin.is_empty() && keys.user.is_empty() {
         true => Err(format!("{shown} holds no key; give one key a line")),
         false => Ok(keys),
     }
@@ -84,13 +146,18 @@ pub fn read_keys(path: &Path) -> Result<Vec<Secret>, String> {
 mod tests {
     use super::*;
 
+    fn admins(keys: &[&str]) -> Keys {
+        let keys: Vec<Secret> = keys.iter().map(|key| Secret::from((*key).to_owned())).collect();
+        Keys::new(keys.iter().map(|key| (key, Role::Admin)))
+    }
+
     fn headers(name: &'static str, value: &'static str) -> HeaderMap {
         HeaderMap::from_iter([(http::HeaderName::from_static(name), http::HeaderValue::from_static(value))])
     }
 
     #[test]
     fn a_known_key_is_accepted_in_either_header() {
-        let keys = Keys::new(&[Secret::from("one".to_owned()), Secret::from("two".to_owned())]);
+        let keys = admins(&["one", "two"]);
         for (name, value) in [
             ("authorization", "Bearer two"),
             ("authorization", "bearer one"),
@@ -103,7 +170,7 @@ mod tests {
 
     #[test]
     fn anything_else_is_refused() {
-        let keys = Keys::new(&[Secret::from("one".to_owned())]);
+        let keys = admins(&["one"]);
         for (name, value) in [
             ("authorization", "Bearer on"),
             ("authorization", "Bearer one1"),
@@ -118,9 +185,26 @@ mod tests {
     }
 
     #[test]
+    fn a_hash_stands_for_its_key_and_opens_nothing_itself() {
+        // sha256 of "one".
+        let hash = "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed";
+        let keys = admins(&[hash]);
+        assert!(keys.accept(&headers("x-api-key", "one")).is_some());
+        assert!(keys.accept(&headers("x-api-key", hash)).is_none());
+        for bad in [
+            "sha256:",
+            "sha256:76",
+            "sha256:+692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed",
+        ] {
+            let message = hash_of(&Secret::from(bad.to_owned())).expect_err("no hash");
+            assert!(message.contains("64 hex digits") && !message.contains("692c"), "{message}");
+        }
+    }
+
+    #[test]
     fn a_tenant_is_its_keys_own_and_the_same_in_either_header() {
-        let keys = Keys::new(&[Secret::from("one".to_owned()), Secret::from("two".to_owned())]);
-        let tenant = |name, value| keys.accept(&headers(name, value)).map(|key| key.tenant());
+        let keys = admins(&["one", "two"]);
+        let tenant = |name, value| keys.accept(&headers(name, value)).map(|(key, _)| key.tenant());
         assert_eq!(tenant("x-api-key", "one"), tenant("authorization", "Bearer one"));
         assert_ne!(tenant("x-api-key", "one"), tenant("x-api-key", "two"));
     }
@@ -129,10 +213,20 @@ mod tests {
     fn a_key_file_is_read_line_by_line_and_an_empty_one_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys");
-        std::fs::write(&path, "# ops\nalpha\n\n beta \n").expect("written");
-        let keys = Keys::new(&read_keys(&path).expect("two keys"));
-        assert!(keys.accept(&headers("x-api-key", "beta")).is_some());
-        assert!(keys.accept(&headers("x-api-key", "# ops")).is_none());
+        let hash = "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed";
+        std::fs::write(&path, format!("# ops\nalpha\n\n user beta \nadmin {hash}\n")).expect("written");
+        let read = read_keys(&path).expect("three keys");
+        let keys = Keys::new(
+            read.admin
+                .iter()
+                .map(|key| (key, Role::Admin))
+                .chain(read.user.iter().map(|key| (key, Role::User))),
+        );
+        let role = |key| keys.accept(&headers("x-api-key", key)).map(|(_, role)| role);
+        assert_eq!((role("alpha"), role("beta")), (Some(Role::Admin), Some(Role::User)));
+        assert_eq!((role("# ops"), role("user beta"), role(hash)), (None, None, None));
+        std::fs::write(&path, "sha256:12\n").expect("written");
+        assert!(read_keys(&path).expect_err("no hash").contains("line 1"));
         std::fs::write(&path, "# none\n").expect("written");
         assert!(read_keys(&path).expect_err("no key").contains("holds no key"));
         assert!(read_keys(&folder.path().join("absent")).is_err());

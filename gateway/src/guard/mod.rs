@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of APIs or workers. [`Gate`] stands before every route, so no handler can forget it.
 
+mod admission;
 mod body;
 mod exposure;
 mod gate;
@@ -9,8 +10,9 @@ mod keys;
 mod origin;
 mod routes;
 
+pub use admission::{Admission, Permit};
 pub use body::{BodyLimit, read_body};
 pub use exposure::{check_exposure, is_loopback};
-pub use gate::Gate;
-pub use keys::{KeyHash, Keys, read_keys};
+pub use gate::{Gate, Trusted};
+pub use keys::{KeyFile, KeyHash, Keys, Role, hash_of, read_keys};
 pub use routes::{Access, Route, route_of};

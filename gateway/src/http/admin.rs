@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::response::Response;
 use axum::routing::{get, post};
 use branchline_core::{Error, ErrorCode, Result};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::answer::{Refusal, json as answer};
 use super::{fan, info, scrape, tree};
 use crate::app::App;
-use crate::guard::read_body;
+use crate::guard::{Trusted, read_body};
 
 type Answered = std::result::Result<Response, Refusal>;
 
@@ -39,13 +39,17 @@ pub(super) fn metrics_routes() -> Router<Arc<App>> {
     Router::new().route("/metrics", get(scrape::metrics))
 }
 
-/// 200 while at least one worker can be chosen.
-async fn health(State(app): State<Arc<App>>) -> Response {
-    let workers: Vec<_> = app.fleet.workers().iter().map(|worker| super::workers::describe(worker)).collect();
-    let ready = app.fleet.workers().iter().any(|worker| worker.is_ready());
-    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let word = if ready { "ok" } else { "no worker is ready" };
-    answer(status, &json!({"status": word, "workers": workers}))
+/// 200 while at least one worker can be chosen. Which they are is told to operators only.
+async fn health(State(app): State<Arc<App>>, trusted: Option<Extension<Trusted>>) -> Response {
+    let workers = app.fleet.workers();
+    let ready = workers.iter().filter(|worker| worker.is_ready()).count();
+    let status = if ready > 0 { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let word = if ready > 0 { "ok" } else { "no worker is ready" };
+    let mut told = json!({"status": word, "workers_ready": ready, "workers_total": workers.len()});
+    if trusted.is_some() {
+        told["workers"] = workers.iter().map(|worker| super::workers::describe(worker)).collect();
+    }
+    answer(status, &told)
 }
 
 /// 200 while new requests are welcome: a worker is ready and no stop has been asked for.

@@ -56,14 +56,7 @@ pub fn router(app: &Arc<App>) -> Router {
 
 /// What the main port serves: every route, behind the gate.
 pub fn service(app: &Arc<App>) -> Gate<Router> {
-    gate(app, router(app), client_keys(app))
-}
-
-/// The administrator's key opens what clients' keys do; alone, it asks nothing of clients.
-fn client_keys(app: &App) -> Keys {
-    let clients = &app.options.api_key;
-    let admin = app.options.admin_api_key.iter().filter(|_| !clients.is_empty());
-    Keys::new(&clients.iter().chain(admin).cloned().collect::<Vec<_>>())
+    gate(app, router(app), Keys::of(&app.options))
 }
 
 /// What the metrics port serves: /metrics, open to whoever reaches it.

@@ -42,7 +42,15 @@ async fn one(State(app): State<Arc<App>>, id: std::result::Result<Path<String>, 
     settle(id.and_then(|Path(id)| find(&app, id)))
 }
 
+/// `default` is the first model, as in requests, unless a model has that very name.
 fn find(app: &App, id: String) -> Result<Response> {
+    let names = app.fleet.names();
+    if id == "default"
+        && !names.iter().any(|(name, _)| *name == id)
+        && let Some((name, _)) = names.into_iter().next()
+    {
+        return Ok(json(StatusCode::OK, &describe(app, name)));
+    }
     app.fleet.transport(Some(&id))?;
     Ok(json(StatusCode::OK, &describe(app, id)))
 }

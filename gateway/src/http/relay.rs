@@ -17,6 +17,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use branchline_core::{Error, ErrorCode};
+use branchline_protocol::MAX_DEPTH;
 use branchline_worker::Transport;
 use bytes::Bytes;
 use http::request::Parts;
@@ -28,7 +29,7 @@ use crate::guard::read_body;
 use crate::http::answer::refuse;
 use crate::http::session::session_key;
 use attempts::Attempts;
-use peek::{Peek, peek};
+use peek::{Fault, Peek, peek};
 
 pub(crate) use headers::worker_credential;
 
@@ -40,7 +41,10 @@ pub(crate) async fn try_relay(app: &Arc<App>, head: &Parts, body: &Bytes) -> Opt
     let named = found.model.as_deref().filter(|name| !means_first(app, name));
     let alias = named.and_then(|name| app.fleet.canonical(name));
     match app.fleet.transport(alias.as_deref().or(named)) {
-        Ok(Transport::Http) => Some(attempts(app, head, body, found).run().await),
+        Ok(Transport::Http) => Some(match refusal(&found) {
+            Some(error) => refuse(&error),
+            None => attempts(app, head, body, found).run().await,
+        }),
         Ok(Transport::Grpc) | Err(_) => None,
     }
 }
@@ -89,7 +93,24 @@ pub(crate) async fn fallback(State(app): State<Arc<App>>, request: Request<Body>
         Err(error) => return refuse(&error),
     };
     let found = peek(&body);
-    attempts(&app, &head, &body, found).run().await
+    match refusal(&found) {
+        Some(error) => refuse(&error),
+        None => attempts(&app, &head, &body, found).run().await,
+    }
+}
+
+/// Why no worker may get the body.
+fn refusal(found: &Peek<'_>) -> Option<Error> {
+    Some(match found.fault? {
+        Fault::Peer(name) => {
+            let message = format!("`{name}` is set by the gateway alone; leave it out");
+            Error::invalid(name, message)
+        }
+        Fault::Deep => {
+            let message = format!("the body is nested deeper than {MAX_DEPTH} levels; flatten it");
+            Error::new(ErrorCode::InvalidArgument, message)
+        }
+    })
 }
 
 /// The tries of a request that is for HTTP workers.

@@ -92,8 +92,8 @@ fn read(uri: &Uri) -> Result<Asked> {
 fn check_admin(app: &App, headers: &HeaderMap) -> Result<()> {
     let options = &app.options;
     let allowed = match &options.admin_api_key {
-        Some(key) => Keys::new(std::slice::from_ref(key)).accept(headers).is_some(),
-        None => options.api_key.is_empty() && is_loopback(&options.host),
+        Some(key) => Keys::only(key).accept(headers).is_some(),
+        None => !options.is_keyed() && is_loopback(&options.host),
     };
     if allowed {
         return Ok(());

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
+use super::screen::Screen;
 use crate::app::App;
 
 /// Headers a request may have; hyper answers 431 past it.
@@ -44,7 +45,8 @@ impl Accept {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<axum::BoxError>,
     {
-        let builder = Arc::new(builder(self.app.options.header_timeout));
+        let patience = self.app.options.header_timeout;
+        let builder = Arc::new(builder(patience));
         loop {
             let accepted = async {
                 // Taken before accepting, so that excess clients wait in the kernel's queue.
@@ -67,7 +69,7 @@ impl Accept {
             let (drain, stop) = (self.drain.clone(), self.app.stop.clone());
             let (builder, service) = (Arc::clone(&builder), service.clone());
             self.app.tracker.spawn(async move {
-                serve(&builder, stream, service, drain, stop).await;
+                serve(&builder, (stream, patience), service, drain, stop).await;
                 drop(slot);
             });
         }
@@ -92,7 +94,7 @@ fn builder(header_timeout: Duration) -> auto::Builder<TokioExecutor> {
 
 async fn serve<S, B>(
     builder: &auto::Builder<TokioExecutor>,
-    stream: TcpStream,
+    (stream, patience): (TcpStream, Duration),
     service: S,
     drain: CancellationToken,
     stop: CancellationToken,
@@ -106,7 +108,8 @@ async fn serve<S, B>(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "no TCP_NODELAY");
     }
-    let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let stream = TokioIo::new(Screen::new(stream, patience, MAX_HEAD));
+    let connection = builder.serve_connection(stream, TowerToHyperService::new(service));
     let mut connection = std::pin::pin!(connection);
     let mut draining = false;
     loop {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::fields::{Fields, as_bool, as_integer, as_tokens, wrong};
 use crate::logprobs::{LogprobRequest, MAX_TOP};
-use crate::prompt::{Prompt, Routing, many, request_id, text_prompt, token_prompt};
+use crate::prompt::{Prompt, Routing, check_sequences, many, request_id, text_prompt, token_prompt};
 use crate::{Dialect, Fit, Limits, Sampling, refused};
 
 /// One prompt of a request.
@@ -52,6 +52,7 @@ impl GenerateRequest {
         let (prompts, batch) = prompts(fields, limits)?;
         let count = prompts.len();
         let sampling = sampling(fields, count, batch, limits)?;
+        check_sequences("sampling_params.n", sampling.iter().map(Sampling::sequences))?;
         let logprobs = logprobs(fields, count, batch, limits)?;
         let rids = rids(fields, count, batch)?;
         let items = prompts

@@ -5,7 +5,7 @@ use branchline_core::{Error, Result};
 use crate::fields::{Fields, wrong};
 use crate::logprobs::{LogprobRequest, MAX_TOP};
 use crate::openai::StreamOptions;
-use crate::prompt::{Prompt, Routing, prompts, request_id};
+use crate::prompt::{Prompt, Routing, check_sequences, prompts, request_id};
 use crate::refused::unimplemented;
 use crate::{Dialect, Fit, Limits, Sampling};
 
@@ -46,8 +46,10 @@ impl CompletionRequest {
         if fields.string("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
             return Err(unimplemented("suffix", "leave it out"));
         }
+        let prompts = prompts(value, "prompt", limits)?;
+        check_sequences("n", prompts.iter().map(|_| sampling.sequences()))?;
         Ok(Self {
-            prompts: prompts(value, "prompt", limits)?,
+            prompts,
             sampling,
             echo,
             logprobs: logprobs(fields, echo)?,
@@ -109,6 +111,15 @@ mod tests {
         let request = read(json!({"prompt": "Hi", "echo": true, "max_tokens": 0, "logprobs": 1})).unwrap();
         assert_eq!(request.logprobs.unwrap().input_start, Some(0));
         assert_eq!(request.sampling.max_tokens, Some(0));
+    }
+
+    #[test]
+    fn prompts_times_n_are_bounded_together() {
+        let ask = |prompts: usize| read(json!({"prompt": vec!["x"; prompts], "n": 128}));
+        assert_eq!(ask(8).unwrap().prompts.len(), 8);
+        let error = ask(9).unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("n"));
+        assert!(error.message.contains("1152") && error.message.contains("1024"), "{}", error.message);
     }
 
     #[test]

@@ -24,6 +24,15 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     UPGRADE,
 ];
 
+/// Headers by which parts of a fleet tell each other where to connect: only we may say that, so a client's stop here.
+const PEERS: [&str; 5] = [
+    "x-prefiller-",
+    "x-encoder-hosts-ports",
+    "x-gateway-destination-endpoint",
+    "x-decoder-",
+    "x-data-parallel-host-port",
+];
+
 /// Drops what concerns one connection only, with what `connection` names.
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
@@ -53,7 +62,12 @@ pub(super) fn to_worker(client: &HeaderMap, options: &Options) -> HeaderMap {
     for name in [HOST, CONTENT_LENGTH, EXPECT] {
         headers.remove(name);
     }
-    if !options.api_key.is_empty() {
+    let peers = |name: &HeaderName| PEERS.iter().any(|start| name.as_str().starts_with(start));
+    let named: Vec<HeaderName> = headers.keys().filter(|name| peers(name)).cloned().collect();
+    for name in named {
+        headers.remove(name);
+    }
+    if options.is_keyed() {
         headers.remove(AUTHORIZATION);
         headers.remove(API_KEY);
     }

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use branchline_protocol::MAX_DEPTH;
 use memchr::memchr2;
 
 /// The few members of a body that matter here. Of a repeated key the last counts, as for JSON parsers.
@@ -21,7 +22,30 @@ pub(super) struct Peek<'a> {
     pub(super) text: &'a [u8],
     /// Values of `session_params`, `session_id`, `user` and `user_id`, in this order.
     pub(super) who: [&'a [u8]; 4],
+    /// Why no worker may get the body.
+    pub(super) fault: Option<Fault>,
 }
+
+/// What no client may send through us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A member that tells workers where to connect.
+    Peer(&'static str),
+    /// Nesting that may exhaust a worker's parser.
+    Deep,
+}
+
+/// Members by which the two halves of a disaggregated worker find each other.
+const PEERS: [&str; 8] = [
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "kv_transfer_params",
+    "disagg_prefill_dp_rank",
+    "remote_host",
+    "remote_port",
+    "remote_bootstrap_addr",
+];
 
 impl Peek<'_> {
     /// What the body says the request belongs to: a session before a user.
@@ -36,9 +60,9 @@ impl Peek<'_> {
 /// Looks through the top level of `body`.
 pub(super) fn peek(body: &[u8]) -> Peek<'_> {
     let mut found = Peek::default();
-    let mut cursor = Cursor { bytes: body, at: 0 };
+    let mut cursor = Cursor { bytes: body, at: 0, deep: false };
     // A malformed rest leaves what was found before it.
-    let _ = cursor.members(|key, value, at| match key {
+    let _ = cursor.members(|key, value, at| match &*plain(key) {
         b"model" => {
             found.model = string(value);
             found.model_at = at..at + value.len();
@@ -49,9 +73,24 @@ pub(super) fn peek(body: &[u8]) -> Peek<'_> {
         b"session_id" => found.who[1] = value,
         b"user" => found.who[2] = value,
         b"user_id" => found.who[3] = value,
-        _ => {}
+        key => {
+            let peer = PEERS.into_iter().find(|name| name.as_bytes() == key && value != b"null");
+            found.fault = found.fault.or(peer.map(Fault::Peer));
+        }
     });
+    if cursor.deep {
+        found.fault = Some(Fault::Deep);
+    }
     found
+}
+
+/// A key as JSON parsers read it.
+fn plain(key: &[u8]) -> Cow<'_, [u8]> {
+    if !key.contains(&b'\\') {
+        return Cow::Borrowed(key);
+    }
+    let quoted = [b"\"", key, b"\""].concat();
+    serde_json::from_slice::<String>(&quoted).map_or(Cow::Borrowed(key), |key| Cow::Owned(key.into_bytes()))
 }
 
 fn string(value: &[u8]) -> Option<Cow<'_, str>> {
@@ -65,6 +104,8 @@ fn string(value: &[u8]) -> Option<Cow<'_, str>> {
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// A value was nested too deeply.
+    deep: bool,
 }
 
 impl<'a> Cursor<'a> {
@@ -128,6 +169,10 @@ impl<'a> Cursor<'a> {
                 }
                 b'{' | b'[' => {
                     depth += 1;
+                    if depth >= MAX_DEPTH {
+                        self.deep = true;
+                        return None;
+                    }
                     self.at += 1;
                 }
                 b'}' | b']' if depth == 0 => return Some(()),
@@ -189,7 +234,28 @@ mod tests {
     fn deep_nesting_costs_no_stack() {
         let mut body = b"{\"x\":".to_vec();
         body.extend(std::iter::repeat_n(b'[', 1 << 20));
-        assert_eq!(peek(&body), Peek::default());
+        assert_eq!(peek(&body), Peek { fault: Some(Fault::Deep), ..Peek::default() });
+        let deepest =
+            format!(r#"{{"x":{}{},"model":"m"}}"#, "[".repeat(MAX_DEPTH - 1), "]".repeat(MAX_DEPTH - 1));
+        assert_eq!(
+            (peek(deepest.as_bytes()).model.as_deref(), peek(deepest.as_bytes()).fault),
+            (Some("m"), None)
+        );
+    }
+
+    #[test]
+    fn members_that_name_a_peer_are_found_however_they_are_spelt() {
+        for name in PEERS {
+            let body = format!(r#"{{"model":"m","{name}":0,"prompt":"x"}}"#);
+            assert_eq!(peek(body.as_bytes()).fault, Some(Fault::Peer(name)));
+        }
+        let spelt = br#"{"boot\u0073trap_host":"10.0.0.1"}"#;
+        assert_eq!(peek(spelt).fault, Some(Fault::Peer("bootstrap_host")));
+        for good in
+            [r#"{"bootstrap_host":null}"#, r#"{"prompt":"\"bootstrap_host\":1","x":{"bootstrap_host":1}}"#]
+        {
+            assert_eq!(peek(good.as_bytes()).fault, None, "{good}");
+        }
     }
 
     fn values() -> impl Strategy<Value = Value> {
