@@ -196,7 +196,7 @@ def test_llama_cpp_server_behind_the_gateway(streamed: bool) -> None:
             ):
                 answer = gateway.client.post(path, json={**body, "temperature": 0, "stream": streamed})
                 assert answer.status_code == 200, answer.text
-                assert answer.content == [entry[3] for entry in tap.bodies if entry[0] == path][-1]
+                assert answer.content == last_sent(tap, path)[2]
     finally:
         server.stop()
 

@@ -135,9 +135,9 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn places_are_bounded_and_free_again_in_the_order_of_arrival() {
-        let admission = Admission::new(1, 2, SECOND);
+        let admission = Admission::new(1, 2, 60 * SECOND);
         let held = admission.enter().await.expect("a place");
         let next = |name: &'static str| {
             let admission = Arc::clone(&admission);
@@ -161,13 +161,13 @@ mod tests {
         assert_eq!(second.await.expect("no panic").0, "second");
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn who_leaves_the_queue_frees_his_place_in_it() {
-        let admission = Admission::new(1, 1, SECOND);
+        let admission = Admission::new(1, 1, SECOND / 20);
         let _held = admission.enter().await.expect("a place");
         assert!(admission.enter().await.is_err(), "its time is over");
         assert_eq!(admission.waiting(), 0);
-        let left = tokio::time::timeout(SECOND / 2, admission.enter()).await;
+        let left = tokio::time::timeout(SECOND / 100, admission.enter()).await;
         assert!(left.is_err(), "its client left");
         assert_eq!(admission.waiting(), 0);
     }
