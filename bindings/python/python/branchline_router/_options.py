@@ -75,9 +75,11 @@ class RouterOptions(TypedDict, total=False):
     continue_streams: bool
     """Whether a stream of an engine that died goes on at another one that promises the same bits. Default: true."""
     api_key: Sequence[str]
-    """Key that clients must send, as `Authorization: Bearer` or `x-api-key`; may be given several times."""
+    """Key that clients must send, as `Authorization: Bearer` or `x-api-key`; may be given several times. Its holder may call every route. `sha256:HEX` gives its hash instead."""
+    user_api_key: Sequence[str]
+    """Key whose holder may send requests, but reach none of the operators' routes; may be given several times, as a hash too."""
     api_key_file: str
-    """File with one key a line; empty lines and lines that begin with # are skipped."""
+    """File with one key a line, as `KEY` or `sha256:HEX`, after `user` or `admin` and a blank if it is not an admin's; empty lines and lines that begin with # are skipped."""
     admin_api_key: str
     """Key of an administrator: the only one that may ask for the text of cached prompts (`GET /cache/tree`). Where clients need a key, it serves as one too."""
     insecure: bool
@@ -88,6 +90,12 @@ class RouterOptions(TypedDict, total=False):
     """Key that signs lease ids; gateways with the same one accept each other's. Without it one is drawn at each start, and ids are good at that gateway until it stops."""
     max_payload_size: int | str
     """Largest request body. Default: 64MiB."""
+    max_concurrent_requests: int
+    """Requests for models that run at once, each until the last byte of its answer; 0 for no limit. Default: 0."""
+    queue_size: int
+    """Requests over that limit that wait for a place; further ones are answered 429 at once. Default: 100."""
+    queue_timeout: float | str
+    """Longest wait for a place; then 429. Default: 60s."""
     max_connections: int
     """Connections served at once; more wait in the listen queue. Default: 16384."""
     prometheus_host: str
@@ -109,7 +117,7 @@ class RouterOptions(TypedDict, total=False):
     idle_timeout: float | str
     """Longest silence of a worker within an answer that has begun. Default: 10m."""
     header_timeout: float | str
-    """Longest wait for a request's head, and for the body to go on. Default: 30s."""
+    """Longest wait for a request's head, and for the body to go on; after it a body must bring 1 KiB a second. Default: 30s."""
     drain_timeout: float | str
     """How long running requests may go on after a stop signal. Default: 30s."""
     cache_index_size: int | str
