@@ -48,11 +48,13 @@ lint: setup-dev ## formatting, lints, types, import walls, generated files, shap
 	@.venv/bin/lint-imports --no-logo 2>&1 | tail -20
 	$(call STAGE,generated files and shape)
 	@$(PY) scripts/gen_proto.py --check
+	@$(PY) scripts/gen_registry.py --check
 	@$(PY) scripts/gen_docs.py --check
 	@$(PY) scripts/shape.py
 
 gen: setup-dev ## regenerates stubs and reference pages
 	@$(PY) scripts/gen_proto.py
+	@$(PY) scripts/gen_registry.py
 	@$(PY) scripts/gen_docs.py
 
 wheels: setup-dev ## builds both wheels into target/wheels

@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::Options;
 use crate::dispatch::{LeaseSigner, LiveRequests, Offload};
 use crate::guard::BodyLimit;
-use crate::http::{Explanations, Shown};
+use crate::http::{Explanations, ResponseStore, Shown};
 use crate::workers::Workers;
 
 /// The parts of a running gateway.
@@ -33,6 +33,8 @@ pub struct App {
     pub explanations: Arc<Explanations>,
     /// Workers from files, names and requests, and what of them survives a restart.
     pub workers: Arc<Workers>,
+    /// What the Responses API has stored.
+    pub responses: ResponseStore,
     /// Where tokenising and template rendering run.
     pub offload: Offload,
     /// Signs and reads lease ids.
@@ -62,6 +64,7 @@ impl App {
         let leases = LeaseSigner::new(options.lease_key.as_ref());
         let stop = CancellationToken::new();
         let workers = Workers::start(&options, &fleet, &tracker, &stop)?;
+        let responses = ResponseStore::new(options.response_store_size.0);
         Ok(Arc::new(Self {
             explanations: Arc::default(),
             workers,
@@ -70,6 +73,7 @@ impl App {
             metrics,
             live: Arc::default(),
             leases,
+            responses,
             offload: Offload::new(tracker.clone()),
             tracker,
             stop,

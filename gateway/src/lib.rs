@@ -12,6 +12,7 @@ pub mod dispatch;
 pub mod guard;
 pub mod http;
 pub mod lifecycle;
+pub mod parsers;
 pub mod workers;
 
 pub use app::App;

@@ -224,7 +224,7 @@ async fn each_bad_request_names_its_field_and_costs_only_itself() {
         ("/v1/chat/completions", chat(json!({"model": "other"})), 404, json!("model")),
         (
             "/v1/chat/completions",
-            chat(json!({"response_format": {"type": "json_object"}})),
+            chat(json!({"response_format": {"type": "xml"}})),
             400,
             json!("response_format"),
         ),

@@ -3,7 +3,9 @@
 //! Functions here only convert, release the GIL, call and convert back. Each router owns its runtime; a
 //! process that was forked from the one that made a router is refused.
 
+mod call;
 mod errors;
+mod parsers;
 mod router;
 
 use pyo3::prelude::*;
@@ -26,8 +28,15 @@ fn reference(page: &str) -> Option<String> {
 /// Native parts of the branchline router.
 #[pymodule]
 mod _native {
+    /// The version of the router.
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+    #[pymodule_export]
+    use crate::call::NativeCall;
     #[pymodule_export]
     use crate::errors::{ConfigError, ForkError, RouterError, StartError, StateError};
+    #[pymodule_export]
+    use crate::parsers::{NativeReasoningParser, NativeToolParser, add_parser, parser_names};
     #[pymodule_export]
     use crate::router::NativeRouter;
     #[pymodule_export]

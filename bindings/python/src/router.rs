@@ -1,16 +1,21 @@
 //! One router: options on construction, a runtime of its own while it runs.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use branchline_gateway::Options;
 use branchline_gateway::config::{Fault, resolve_arguments};
+use branchline_gateway::http::InProcess;
 use branchline_gateway::lifecycle::{Server, runtime, start_logging};
+use branchline_gateway::{App, Options};
+use bytes::Bytes;
+use http::Request;
 use pyo3::prelude::*;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::call::NativeCall;
 use crate::errors::{ConfigError, ForkError, RouterError, StartError, StateError};
 
 struct Running {
@@ -18,6 +23,8 @@ struct Running {
     stop: oneshot::Sender<()>,
     server: JoinHandle<()>,
     address: String,
+    app: Arc<App>,
+    service: InProcess,
 }
 
 /// A router with its options. Not shared between processes.
@@ -67,6 +74,20 @@ impl NativeRouter {
         })
     }
 
+    /// Sends a request without a socket; the callback gets (error, (status, headers)).
+    fn send(&self, method: &str, path: &str, body: Vec<u8>, callback: Py<PyAny>) -> PyResult<NativeCall> {
+        self.check_process()?;
+        let Some(running) = &self.running else {
+            return Err(StateError::new_err("the router does not run; start it first"));
+        };
+        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+        let request = request
+            .body(Bytes::from(body))
+            .map_err(|error| RouterError::new_err(format!("'{method} {path}' is no request: {error}")))?;
+        let handle = running.runtime.handle().clone();
+        Ok(NativeCall::start(&running.app, running.service.clone(), handle, request, callback))
+    }
+
     /// The URL while it runs.
     #[getter]
     fn url(&self) -> Option<String> {
@@ -104,10 +125,12 @@ fn begin(options: Options) -> PyResult<Running> {
     let runtime = runtime(options.runtime_threads).map_err(|error| fail(&error))?;
     let server = runtime.block_on(Server::bind(options)).map_err(|error| fail(&error))?;
     let address = server.address().map_err(|error| fail(&error))?;
+    let app = Arc::clone(server.app());
+    let service = InProcess::new(&app);
     let (stop, stopped) = oneshot::channel::<()>();
     let server = runtime.spawn(server.run(async {
         // A dropped sender is the signal.
         drop(stopped.await);
     }));
-    Ok(Running { runtime, stop, server, address: format!("http://{address}") })
+    Ok(Running { runtime, stop, server, address: format!("http://{address}"), app, service })
 }

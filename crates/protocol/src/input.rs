@@ -4,7 +4,7 @@ use branchline_core::{Error, Result};
 use serde_json::Value;
 
 use crate::fields::{Fields, wrong};
-use crate::openai::{ChatTemplateInput, read_template_input};
+use crate::openai::{ChatTemplateInput, Tools, read_template_input};
 use crate::prompt::{Prompt, text_prompt, token_prompt};
 use crate::{Limits, refused};
 
@@ -37,7 +37,9 @@ impl PromptInput {
         };
         let path = fields.path(name);
         match (name, fields.get(name)) {
-            ("messages", _) => Ok(Self::Messages(Box::new(read_template_input(fields)?))),
+            ("messages", _) => {
+                Ok(Self::Messages(Box::new(read_template_input(fields, &Tools::read(fields)?)?)))
+            }
             ("prompt" | "text", Some(Value::String(text))) => Ok(Self::Prompt(text_prompt(text, &path)?)),
             ("prompt" | "input_ids", Some(Value::Array(ids))) => {
                 Ok(Self::Prompt(token_prompt(ids, &path, limits)?))

@@ -1,9 +1,11 @@
-//! OpenAI and SGLang-native wire types, error bodies and SSE framing. serde only.
+//! OpenAI, Anthropic and SGLang-native wire types, error bodies and SSE framing. serde only.
 //!
 //! Requests are read field by field from a parsed [`Document`], so that every refusal names the field by
 //! its path, the value and what to do. Knows nothing of models, workers or HTTP; limits are passed in.
 
+pub mod anthropic;
 mod choices;
+mod constraint;
 mod document;
 mod error;
 mod fields;
@@ -14,12 +16,14 @@ pub mod native;
 pub mod openai;
 mod prompt;
 mod refused;
+pub mod responses;
 mod sampling;
 pub mod sse;
 mod timings;
 mod tokenize;
 
 pub use choices::{ChoiceInput, MAX_CHOICES, read_choices};
+pub use constraint::{Constraint, Form};
 pub use document::{Document, MAX_DEPTH};
 pub use error::ErrorBody;
 pub use fields::{Bounds, Fields};

@@ -18,19 +18,13 @@ const NAMES: &[&str] = &[
     "custom_logit_processor",
     "documents",
     "draft",
-    "ebnf",
     "function_call",
     "functions",
     "grammar",
-    "guided_choice",
     "guided_decoding_backend",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
     "audio_data",
     "image_data",
     "input_embeds",
-    "json_schema",
     "kv_transfer_params",
     "logits_processors",
     "lora",
@@ -39,41 +33,22 @@ const NAMES: &[&str] = &[
     "adapter",
     "prediction",
     "prompt_logprobs",
-    "regex",
     "resume",
     "return_hidden_states",
     "session_id",
     "session_params",
     "stop_regex",
-    "structural_tag",
-    "structured_outputs",
     "truncate_prompt_tokens",
     "use_beam_search",
     "video_data",
     "web_search_options",
 ];
 
-/// Refuses every field of the table that asks for something, and a `response_format` other than text.
+/// Refuses every field of the table that asks for something.
 pub(crate) fn check(fields: &Fields<'_>) -> Result<()> {
     for name in NAMES {
         if fields.get(name).is_some_and(asks) {
             return Err(unimplemented(&fields.path(name), "leave it out"));
-        }
-    }
-    if let Some(format) = fields.object("response_format")? {
-        match format.string("type")? {
-            Some("text") => {}
-            None if fields.map("response_format")?.is_none_or(serde_json::Map::is_empty) => {}
-            None => {
-                let message = "`response_format` has no `type`; leave it out or send {\"type\": \"text\"}";
-                return Err(Error::invalid(fields.path("response_format"), message));
-            }
-            Some(other) => {
-                return Err(unimplemented(
-                    &fields.path("response_format"),
-                    &format!("{other:?} was asked for; leave it out or use \"text\""),
-                ));
-            }
         }
     }
     Ok(())
@@ -111,27 +86,8 @@ mod tests {
 
     #[test]
     fn values_that_ask_for_nothing_pass() {
-        let value = json!({"regex": null, "return_hidden_states": false, "structured_outputs": {},
-            "bad_words": [], "response_format": {"type": "text"}});
+        let value =
+            json!({"lora_path": null, "return_hidden_states": false, "session_params": {}, "bad_words": []});
         assert!(check(&Fields::of(&value, "").unwrap()).is_ok());
-    }
-
-    #[test]
-    fn a_response_format_without_a_type_is_refused_unless_it_is_empty() {
-        for format in [json!({"a": 1}), json!({"type": null})] {
-            let value = json!({"response_format": format});
-            let error = check(&Fields::of(&value, "").unwrap()).expect_err("no type");
-            assert_eq!(error.code, ErrorCode::InvalidArgument);
-            assert_eq!(error.field.as_deref(), Some("response_format"));
-        }
-        assert!(check(&Fields::of(&json!({"response_format": {}}), "").unwrap()).is_ok());
-    }
-
-    #[test]
-    fn a_json_response_format_is_refused_by_name() {
-        let value = json!({"response_format": {"type": "json_schema", "json_schema": {}}});
-        let error = check(&Fields::of(&value, "").unwrap()).unwrap_err();
-        assert_eq!(error.field.as_deref(), Some("response_format"));
-        assert!(error.message.contains("json_schema"));
     }
 }

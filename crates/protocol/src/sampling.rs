@@ -3,9 +3,9 @@
 use branchline_core::{Error, Result};
 use serde_json::Value;
 
-use crate::Limits;
 use crate::fields::{Bounds, Fields, as_number, as_tokens, wrong};
 use crate::refused;
+use crate::{Constraint, Limits};
 
 /// Sequences a prompt may ask for.
 pub const MAX_N: u32 = 128;
@@ -58,6 +58,8 @@ pub struct Sampling {
     pub include_stop: Option<bool>,
     /// Added to the logits by id, in rising order of ids.
     pub logit_bias: Vec<(u32, f32)>,
+    /// What the output must look like.
+    pub constraint: Option<Constraint>,
 }
 
 impl Sampling {
@@ -105,7 +107,25 @@ impl Sampling {
             skip_special_tokens: fields.bool("skip_special_tokens")?,
             include_stop: include_stop(fields)?,
             logit_bias: logit_bias(fields, limits)?,
+            constraint: Constraint::read(fields)?,
         })
+    }
+
+    /// Adds a constraint that another field asks for.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is one already.
+    pub fn constrain(&mut self, further: Option<Constraint>) -> Result<()> {
+        let Some(further) = further else { return Ok(()) };
+        if let Some(first) = &self.constraint {
+            let message = format!(
+                "`{}` and `{}` both constrain the output; send one of them",
+                first.field, further.field
+            );
+            return Err(Error::invalid(further.field.as_str(), message));
+        }
+        self.constraint = Some(further);
+        Ok(())
     }
 
     /// Sequences of each prompt.

@@ -4,7 +4,7 @@ use branchline_core::{Error, Result};
 use serde::Serialize;
 
 use crate::fields::{Fields, as_tokens};
-use crate::openai::{ChatTemplateInput, read_template_input};
+use crate::openai::{ChatTemplateInput, Tools, read_template_input};
 
 /// What to tokenise.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,7 +41,7 @@ impl TokenizeRequest {
                 return Err(Error::invalid("prompt", "`prompt` is missing; send it or `messages`"));
             }
             (Some(text), None) => TokenizeInput::Text(text.to_owned()),
-            (None, Some(_)) => TokenizeInput::Chat(read_template_input(fields)?),
+            (None, Some(_)) => TokenizeInput::Chat(read_template_input(fields, &Tools::read(fields)?)?),
         };
         Ok(Self { input, add_special_tokens: fields.bool("add_special_tokens")? })
     }

@@ -2,8 +2,9 @@
 //!
 //! Pure: no I/O, no clock but the one given to a template. [`Vocabulary`] says which bytes an id stands
 //! for, [`TextStream`] turns ids into text that may be sent, [`Tokenizer`] turns text into ids, and
-//! [`ChatTemplate`] turns messages into text.
+//! [`ChatTemplate`] turns messages into text, and [`parse`] finds tool calls and reasoning in what a model says.
 
+pub mod parse;
 mod prefixes;
 mod reach;
 mod special;

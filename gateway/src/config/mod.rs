@@ -5,6 +5,7 @@
 
 mod flags;
 mod layers;
+mod parser;
 mod policy;
 mod reference;
 mod table;
@@ -15,6 +16,7 @@ mod value;
 use std::path::Path;
 
 pub use layers::{Fault, Layers};
+pub use parser::{ReasoningParserChoice, ToolParserChoice};
 pub use policy::{ModelAlias, ModelPolicy, policy_names};
 pub use reference::{PAGES, render};
 pub use table::{Options, Row, TABLE};

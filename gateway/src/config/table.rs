@@ -10,6 +10,7 @@ use branchline_telemetry::LogLevel;
 use branchline_worker::PolicyKind;
 
 use super::layers::{Fault, Layers};
+use super::parser::{ReasoningParserChoice, ToolParserChoice};
 use super::policy::{ModelAlias, ModelPolicy};
 use super::value::{Fraction, Names, Secret, Shape, Size, Value};
 
@@ -177,6 +178,12 @@ table! {
     cache_index_ttl: Duration = "30m", since "0.2.0";
     #[doc = " Memory for the exact index of the blocks that engines report."]
     block_index_size: Size = "512MiB", since "0.2.0";
+    #[doc = " How tool calls are found in text: `auto` by the model's chat template, `none`, or deepseek_r1, deepseek_v3, deepseek_v31, hermes, json, llama3_json, mistral, pythonic, qwen, or one that a plugin registered."]
+    tool_call_parser: ToolParserChoice = "auto", since "0.2.0";
+    #[doc = " How reasoning is told apart from the answer: `auto` by the model's chat template, `none`, or deepseek_r1, qwen3, or one that a plugin registered."]
+    reasoning_parser: ReasoningParserChoice = "auto", since "0.2.0";
+    #[doc = " Memory for stored responses of the Responses API; the oldest are forgotten first."]
+    response_store_size: Size = "64MiB", since "0.2.0";
     #[doc = " Threads that serve; 0 takes one a CPU."]
     runtime_threads: usize = "0", since "0.1.0";
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use branchline_protocol::{LogprobRequest, Routing, Sampling};
+use branchline_core::Error;
+use branchline_protocol::{Constraint, Form, LogprobRequest, Routing, Sampling};
 use branchline_worker::{CacheKey, Model, proto};
 
 use super::{JobLease, LiveGuard};
@@ -54,8 +55,23 @@ impl Job {
             priority: routing.priority,
             traceparent: self.traceparent.clone(),
             lease: self.lease.as_ref().map(JobLease::to_proto),
+            grammar: self.sampling.constraint.as_ref().map(grammar),
             ..proto::GenerateRequest::default()
         }
+    }
+
+    /// A worker's refusal in the client's own words: it knows the constraint as `grammar` only.
+    pub(super) fn in_clients_words(&self, mut error: Error) -> Error {
+        let asked = self.sampling.constraint.as_ref();
+        if let (Some("grammar"), Some(constraint)) = (error.field.as_deref(), asked) {
+            let own = format!("`{}`", constraint.field);
+            error.message = match error.message.strip_prefix("grammar ") {
+                Some(rest) => format!("{own} {rest}"),
+                None => error.message.replacen("`grammar`", &own, 1),
+            };
+            error.field = Some(constraint.field.clone());
+        }
+        error
     }
 
     fn logprob_params(&self, logprobs: &LogprobRequest) -> proto::LogprobParams {
@@ -88,6 +104,17 @@ pub(super) fn cache_namespace(routing: &Routing) -> Option<proto::CacheNamespace
     })
 }
 
+fn grammar(constraint: &Constraint) -> proto::Grammar {
+    let form = match &constraint.form {
+        Form::JsonSchema(text) => proto::grammar::Form::JsonSchema(text.clone()),
+        Form::Regex(text) => proto::grammar::Form::Regex(text.clone()),
+        Form::Ebnf(text) => proto::grammar::Form::Ebnf(text.clone()),
+        Form::StructuralTag(text) => proto::grammar::Form::StructuralTag(text.clone()),
+        Form::Choice(all) => proto::grammar::Form::Choice(serde_json::json!(all).to_string()),
+    };
+    proto::Grammar { form: Some(form), ..proto::Grammar::default() }
+}
+
 fn sampling(sampling: &Sampling) -> proto::SamplingParams {
     proto::SamplingParams {
         temperature: sampling.temperature,
@@ -117,6 +144,14 @@ mod tests {
     #[test]
     fn a_field_the_client_did_not_send_is_absent_on_the_wire() {
         assert_eq!(sampling(&Sampling::default()), proto::SamplingParams::default());
+    }
+
+    #[test]
+    fn a_constraint_reaches_the_engine_in_its_own_form() {
+        let wire = |form| grammar(&Constraint { form, field: "regex".into() }).form;
+        assert_eq!(wire(Form::Regex("a+".into())), Some(proto::grammar::Form::Regex("a+".into())));
+        let choice = wire(Form::Choice(vec!["a".into(), "b\"".into()]));
+        assert_eq!(choice, Some(proto::grammar::Form::Choice(r#"["a","b\""]"#.into())));
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub fn start(app: &Arc<App>, job: Job, arrived: Instant) -> Result<Running> {
             }
             Err(error) => {
                 running.over = true;
-                return Err(with_wait(error));
+                return Err(with_wait(running.job.in_clients_words(error)));
             }
         }
     }
@@ -177,7 +177,7 @@ impl Running {
             }
             if !may_move(&self.app, &self.job, &error) || !self.may_retry() {
                 self.over = true;
-                return Err(with_wait(error));
+                return Err(with_wait(self.job.in_clients_words(error)));
             }
             return match self.attempt() {
                 Ok(()) => {
@@ -194,7 +194,7 @@ impl Running {
         }
         if self.go_on(&lost, &error).is_err() {
             self.over = true;
-            return Err(error);
+            return Err(self.job.in_clients_words(error));
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use tower::Service;
 use super::routes::{Access, Route, route_of};
 use super::{Admission, KeyHash, Keys, Permit, Role, origin};
 use crate::app::App;
-use crate::http::{Explanations, refuse};
+use crate::http::{Explanations, is_anthropic, refuse, shape};
 use crate::lifecycle::Fault;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -150,6 +150,7 @@ where
         let route = route_of(request.uri().path());
         let mut tally = Tally::start(Arc::clone(&self.rules.metrics), route);
         tally.span = self.rules.span(&mut request, route);
+        tally.anthropic = is_anthropic(request.uri().path());
         if let Some(refusal) = refuse_framing(&request) {
             return Box::pin(std::future::ready(Ok(tally.attach(refusal))));
         }
@@ -234,6 +235,8 @@ struct Tally {
     span: Option<RequestSpan>,
     /// Its place among those that run at once, held to the last byte.
     permit: Option<Permit>,
+    /// Its refusals have the shape of Anthropic's API.
+    anthropic: bool,
 }
 
 /// What of a body is timed.
@@ -259,6 +262,7 @@ impl Tally {
             pace: Pace::Done,
             span: None,
             permit: None,
+            anthropic: false,
         }
     }
 
@@ -270,6 +274,7 @@ impl Tally {
     }
 
     fn attach(mut self, response: Response<Body>) -> Response<Counted> {
+        let response = shape(self.anthropic, response);
         self.status = Some(response.status());
         let code = response.extensions().get::<ErrorCode>();
         if let Some(span) = &mut self.span {

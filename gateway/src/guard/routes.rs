@@ -34,7 +34,12 @@ const ROUTES: &[Route] = &[
     route("/v1/embeddings", Access::Client),
     route("/v1/responses", Access::Client),
     route("/v1/messages", Access::Client),
+    route("/v1/messages/count_tokens", Access::Client),
     route("/v1/rerank", Access::Client),
+    route("/rerank", Access::Client),
+    route("/v2/rerank", Access::Client),
+    route("/v1/score", Access::Client),
+    route("/score", Access::Client),
     route("/health", Access::Open),
     route("/readiness", Access::Open),
     route("/liveness", Access::Open),
@@ -55,6 +60,7 @@ const WORKER: Route = route("/workers/{id}", Access::Admin);
 const EXPLAIN: Route = route("/explain/{request}", Access::Admin);
 const MODEL: Route = route("/v1/models/{id}", Access::Client);
 const LEASE: Route = route("/v1/leases/{id}", Access::Client);
+const RESPONSE: Route = route("/v1/responses/{id}", Access::Client);
 const OTHER: Route = route("other", Access::Client);
 
 const fn route(label: &'static str, access: Access) -> Route {
@@ -69,6 +75,7 @@ pub fn route_of(path: &str) -> Route {
         None if path.starts_with("/explain/") => EXPLAIN,
         None if path.starts_with("/v1/models/") => MODEL,
         None if path.starts_with("/v1/leases/") => LEASE,
+        None if path.starts_with("/v1/responses/") => RESPONSE,
         None => OTHER,
     }
 }

@@ -1,9 +1,12 @@
 //! Errors as HTTP answers: status, headers and the OpenAI-shaped body, from the one code table.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use branchline_core::{Error, ErrorCode};
 use branchline_protocol::ErrorBody;
+use branchline_protocol::anthropic::error_body;
 use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
 
@@ -28,8 +31,9 @@ pub fn refuse(error: &Error) -> Response {
     let mut response = Response::new(Body::from(ErrorBody::from(error).to_json()));
     *response.status_mut() =
         StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    // For the gate, which counts errors by code.
+    // For the gate, which counts errors by code and gives them the shape of the path's API.
     response.extensions_mut().insert(error.code);
+    response.extensions_mut().insert(Arc::new(error.clone()));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(after) = error.retry_after {
@@ -41,6 +45,21 @@ pub fn refuse(error: &Error) -> Response {
         headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
+}
+
+/// A refusal on a path of Anthropic's API in that API's shape; all else as it is.
+pub(crate) fn shape(anthropic: bool, response: Response) -> Response {
+    let error = response.extensions().get::<Arc<Error>>().cloned();
+    let Some(error) = error.filter(|_| anthropic) else { return response };
+    let mut response = response.map(|_| Body::from(error_body(&error).to_string()));
+    // That of the body that was there before.
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    response
+}
+
+/// Whether a path is of Anthropic's API.
+pub(crate) fn is_anthropic(path: &str) -> bool {
+    path == "/v1/messages" || path.starts_with("/v1/messages/")
 }
 
 /// A JSON answer with a status.

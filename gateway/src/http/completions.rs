@@ -17,39 +17,34 @@ use http::{Request, StatusCode};
 
 use super::answer::json;
 use super::gather::{Gathered, gather};
-use super::intake::{Head, Intake, Taken, settle, take};
+use super::intake::{Head, Intake, answer};
 use super::spell::{Spell, WithoutSpecial};
 use super::stream::{Family, Out, respond};
 use crate::app::App;
-use crate::dispatch::{self, Item, Running};
+use crate::dispatch::{self, Item, Model, Running};
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new().route("/v1/completions", post(handle))
 }
 
 async fn handle(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    let outcome = serve(&app, request).await;
-    settle(outcome)
+    answer(app, request, serve).await
 }
 
-async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
-    let intake = match take(app, request).await? {
-        Taken::Engine(intake) => intake,
-        Taken::Answered(response) => return Ok(response),
-    };
+async fn serve(intake: Intake) -> Result<Response> {
     let request = CompletionRequest::read(&intake.fields(), intake.limits())?;
     let delivery = request.delivery;
     let (jobs, mut voice) = prepare(&intake, request).await?;
     if delivery.stream {
         voice.gathered = Gathered::new(&jobs);
         voice.sent = (0..voice.gathered.sequences.len()).map(|_| Sent::default()).collect();
-        return respond(app, jobs, voice).await;
+        return respond(&intake.app, jobs, voice).await;
     }
     let gathered = gather(jobs).await?;
     let usage = gathered.usage();
     let lease = gathered.lease();
     let choices = voice.choices(gathered);
-    let answer = CompletionAnswer {
+    let whole = CompletionAnswer {
         id: &voice.head.id,
         object: "text_completion",
         created: voice.head.created,
@@ -59,7 +54,7 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
         usage,
         lease,
     };
-    Ok(json(StatusCode::OK, &answer))
+    Ok(json(StatusCode::OK, &whole))
 }
 
 /// Tokenises every prompt before the first is started, so that a bad one costs no work.
@@ -79,7 +74,7 @@ async fn prepare(intake: &Intake, request: CompletionRequest) -> Result<(Vec<Run
         if echo {
             echoes.push(match &prompt {
                 Prompt::Text(text) => text.clone(),
-                Prompt::Tokens(tokens) => model.tokenizer.decode(tokens, false),
+                Prompt::Tokens(tokens) => decode(app, model, tokens.clone()).await?,
             });
         }
         let tokens =
@@ -107,6 +102,12 @@ async fn prepare(intake: &Intake, request: CompletionRequest) -> Result<(Vec<Run
         sent: Vec::new(),
     };
     Ok((jobs, voice))
+}
+
+/// The text of a prompt's ids.
+async fn decode(app: &App, model: &Arc<Model>, tokens: Vec<u32>) -> Result<String> {
+    let (bytes, model) = (tokens.len() * size_of::<u32>(), Arc::clone(model));
+    app.offload.run(bytes, move || Ok(model.tokenizer.decode(&tokens, false))).await
 }
 
 /// What of a sequence has gone out.

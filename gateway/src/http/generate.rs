@@ -17,7 +17,7 @@ use http::{Request, StatusCode};
 
 use super::answer::json;
 use super::gather::{Gathered, Sequence};
-use super::intake::{Intake, Taken, settle, take};
+use super::intake::{Intake, answer};
 use super::spell::Spell;
 use super::stream::{Family, Out, respond};
 use crate::app::App;
@@ -28,21 +28,16 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 async fn handle(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    let outcome = serve(&app, request).await;
-    settle(outcome)
+    answer(app, request, serve).await
 }
 
-async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
-    let intake = match take(app, request).await? {
-        Taken::Engine(intake) => intake,
-        Taken::Answered(response) => return Ok(response),
-    };
+async fn serve(intake: Intake) -> Result<Response> {
     let request = GenerateRequest::read(&intake.fields(), intake.limits())?;
     let (stream, batch, with_text) = (request.stream, request.batch, request.text_in_logprobs);
     let jobs = prepare(&intake, request).await?;
     let mut native = Native::new(&intake, &jobs, with_text);
     if stream {
-        return respond(app, jobs, native).await;
+        return respond(&intake.app, jobs, native).await;
     }
     let mut pieces = Batch::new(jobs);
     while let Some(item) = pieces.next().await {
@@ -156,7 +151,7 @@ impl Native {
 
 fn finish(end: &End) -> Finish {
     match end.reason {
-        FinishReason::Stop => Finish::Stop { matched: end.matched.clone() },
+        FinishReason::Stop | FinishReason::ToolCalls => Finish::Stop { matched: end.matched.clone() },
         FinishReason::Length => Finish::Length { length: end.completion_tokens },
         FinishReason::Abort => Finish::Abort { message: end.message.clone() },
     }
@@ -194,6 +189,7 @@ mod tests {
             retractions: 0,
             message: String::new(),
             continuations: 0,
+            timings: None,
         };
         assert_eq!(finish(&end), Finish::Length { length: 3 });
     }

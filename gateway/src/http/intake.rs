@@ -1,5 +1,6 @@
 //! The way into every API handler: body, relay or engine, document, model. Knows no API family.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -28,14 +29,14 @@ pub(super) struct Intake {
     /// Bytes of the body: bounds the cost of text work.
     pub(super) bytes: usize,
     traceparent: String,
-    /// Whose leases it may take and hit.
-    tenant: String,
+    /// Whose leases it may take and hit, and whose stored responses it sees.
+    pub(super) tenant: String,
     tag: Option<String>,
     key: Option<u64>,
 }
 
 /// What became of a request at the door.
-pub(super) enum Taken {
+enum Taken {
     /// It is for an engine.
     Engine(Box<Intake>),
     /// An HTTP worker answered it.
@@ -51,8 +52,24 @@ pub(super) struct Head {
     pub(super) fingerprint: String,
 }
 
+/// Answers a request: relays it if it is for an HTTP worker, else hands it to `serve`. Every API handler is this.
+pub(super) async fn answer<F>(
+    app: Arc<App>,
+    request: Request<Body>,
+    serve: impl FnOnce(Intake) -> F,
+) -> Response
+where
+    F: Future<Output = Result<Response>>,
+{
+    match take(&app, request).await {
+        Ok(Taken::Engine(intake)) => settle(serve(*intake).await),
+        Ok(Taken::Answered(relayed)) => relayed,
+        Err(error) => refuse(&error),
+    }
+}
+
 /// Reads the body, relays it if it is for an HTTP worker, else parses it and finds the model.
-pub(super) async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
+async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
     let arrived = Instant::now();
     let (head, body) = request.into_parts();
     let body = read_body(body, app.body_limit()).await?;

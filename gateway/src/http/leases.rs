@@ -14,9 +14,9 @@ use branchline_worker::proto;
 use http::{Request, StatusCode};
 use serde_json::json;
 
-use super::answer::{Refusal, json as answer};
+use super::answer::{Refusal, json as reply};
 use super::gather::gather;
-use super::intake::{Intake, Taken, settle, take, tenant_of};
+use super::intake::{Intake, answer, tenant_of};
 use crate::app::App;
 use crate::dispatch::{self, LeaseName, read_lease};
 use crate::guard::read_body;
@@ -31,15 +31,10 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 async fn acquire(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    let outcome = plant(&app, request).await;
-    settle(outcome)
+    answer(app, request, plant).await
 }
 
-async fn plant(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
-    let intake = match take(app, request).await? {
-        Taken::Engine(intake) => intake,
-        Taken::Answered(response) => return Ok(response),
-    };
+async fn plant(intake: Intake) -> Result<Response> {
     let fields = intake.fields();
     let limits = intake.limits();
     let ttl_ms = lease_ttl(&fields)?;
@@ -62,7 +57,7 @@ async fn plant(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
         let message = format!("no lease was granted: {reason}");
         return Err(Error::new(ErrorCode::UpstreamFailed, message));
     };
-    Ok(answer(
+    Ok(reply(
         StatusCode::OK,
         &json!({
             "id": id,
@@ -112,7 +107,7 @@ async fn renew(
         _ => error,
     })?;
     let grant = grant.grant.unwrap_or_default();
-    Ok(answer(
+    Ok(reply(
         StatusCode::OK,
         &json!({
             "id": id,
@@ -139,7 +134,7 @@ async fn release(
         }
         None => false,
     };
-    Ok(answer(StatusCode::OK, &json!({"id": id, "object": "lease", "released": released})))
+    Ok(reply(StatusCode::OK, &json!({"id": id, "object": "lease", "released": released})))
 }
 
 fn lost(why: &str) -> Error {

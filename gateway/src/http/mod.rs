@@ -11,15 +11,20 @@ mod generate;
 mod info;
 mod intake;
 mod leases;
+mod messages;
 mod models;
 pub(crate) mod relay;
+mod responses;
 mod score;
 mod scrape;
 mod session;
+mod speech;
 mod spell;
 mod stream;
 mod tokenize;
 mod tree;
+mod turn;
+mod vectors;
 mod workers;
 
 use std::sync::Arc;
@@ -28,13 +33,18 @@ use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
 use branchline_core::{Error, ErrorCode};
+use bytes::Bytes;
 use http::Request;
+use http_body_util::Full;
+use tower::Service as _;
 
 use crate::app::App;
-use crate::guard::{Gate, Keys};
+use crate::guard::{Counted, Gate, Keys};
 
 pub use answer::{Refusal, json, refuse};
+pub(crate) use answer::{is_anthropic, shape};
 pub use explain::Explanations;
+pub use responses::ResponseStore;
 pub use scrape::Shown;
 
 /// All routes, without the gate before them.
@@ -47,6 +57,9 @@ pub fn router(app: &Arc<App>) -> Router {
         .merge(generate::routes())
         .merge(leases::routes())
         .merge(score::routes())
+        .merge(messages::routes())
+        .merge(responses::routes())
+        .merge(vectors::routes())
         .merge(tokenize::routes())
         .merge(models::routes())
         .method_not_allowed_fallback(wrong_method)
@@ -66,6 +79,28 @@ pub fn metrics_service(app: &Arc<App>) -> Router {
 
 fn gate(app: &Arc<App>, router: Router, keys: Keys) -> Gate<Router> {
     Gate::new(router, keys, app)
+}
+
+/// Every route for callers in this process: no key, no socket, counted as all others.
+#[derive(Clone)]
+pub struct InProcess(Gate<Router>);
+
+/// The body of an answer in this process.
+pub type Answered = Counted;
+
+impl InProcess {
+    /// Made once a gateway.
+    pub fn new(app: &Arc<App>) -> Self {
+        Self(gate(app, router(app), Keys::default()))
+    }
+
+    /// Answers one request. Dropping the future, or the body, ends it.
+    pub async fn call(mut self, mut request: Request<Bytes>) -> http::Response<Answered> {
+        // Nobody's browser is between a process and itself.
+        request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
+        let Ok(response) = self.0.call(request.map(Full::new)).await;
+        response
+    }
 }
 
 async fn unknown_path(request: Request<Body>) -> Response {

@@ -12,8 +12,8 @@ use branchline_protocol::{ChoiceInput, Fit, PromptInput, Routing, Sampling, read
 use http::{Request, StatusCode};
 use serde_json::{Value, json};
 
-use super::answer::json as answer;
-use super::intake::{Intake, Taken, settle, take};
+use super::answer::json as reply;
+use super::intake::{Intake, answer};
 use super::leases::tokens_of;
 use crate::app::App;
 use crate::dispatch::{self, ScoreJob};
@@ -23,14 +23,10 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 async fn score(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    settle(serve(&app, request).await)
+    answer(app, request, serve).await
 }
 
-async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
-    let intake = match take(app, request).await? {
-        Taken::Engine(intake) => intake,
-        Taken::Answered(response) => return Ok(response),
-    };
+async fn serve(intake: Intake) -> Result<Response> {
     let fields = intake.fields();
     let limits = intake.limits();
     let choices = read_choices(&fields, limits)?;
@@ -53,7 +49,7 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
         )?;
     }
     let job = ScoreJob { model: Arc::clone(&intake.model), live, prefix, choices, routing, lease };
-    let (job, found) = dispatch::score(app, job, intake.arrived).await?;
+    let (job, found) = dispatch::score(&intake.app, job, intake.arrived).await?;
     let sums: Vec<f64> = found.scores.iter().map(|score| score.sum).collect();
     let scores: Vec<Value> = found
         .scores
@@ -78,7 +74,7 @@ async fn serve(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
     if let Some(state) = found.lease.as_ref().and_then(dispatch::lease_state) {
         body["lease"] = json!(state);
     }
-    Ok(answer(StatusCode::OK, &body))
+    Ok(reply(StatusCode::OK, &body))
 }
 
 /// Choices as ids: they go on from the prompt's own tokens, so no special token comes before them.

@@ -30,6 +30,13 @@ pub(super) trait Family: Send + 'static {
 
     /// Writes what comes after the last piece, the end mark included.
     fn finish(&mut self, out: &mut Out) -> Result<()>;
+
+    /// Writes that the answer failed: one event, no finish reason, no end mark.
+    fn fail(&mut self, error: &Error, out: &mut Out) {
+        out.raw(b"data: ");
+        out.raw(&ErrorBody::from(error).to_json());
+        out.raw(b"\n\n");
+    }
 }
 
 /// Events on their way out.
@@ -40,6 +47,14 @@ impl Out {
     /// Adds one event.
     pub(super) fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let event = sse::json(value)
+            .map_err(|error| Error::internal(format!("an event could not be written: {error}")))?;
+        self.raw(&event);
+        Ok(())
+    }
+
+    /// Adds one event with a name.
+    pub(super) fn named(&mut self, event: &str, value: &impl Serialize) -> Result<()> {
+        let event = sse::named(event, value)
             .map_err(|error| Error::internal(format!("an event could not be written: {error}")))?;
         self.raw(&event);
         Ok(())
@@ -145,13 +160,11 @@ impl<F: Family> Events<F> {
         }
     }
 
-    /// One error event, no finish reason, no end mark.
+    /// The family's own error event, and the end.
     fn fail(&mut self, error: &Error) {
         self.over = true;
         dispatch::failed(&self.app.metrics, error);
-        self.out.raw(b"data: ");
-        self.out.raw(&ErrorBody::from(error).to_json());
-        self.out.raw(b"\n\n");
+        self.family.fail(error, &mut self.out);
         // The other jobs of the batch are of no use to anybody now.
         self.batch = Batch::new(Vec::new());
     }

@@ -14,7 +14,7 @@ use branchline_protocol::{
 use http::{Request, StatusCode};
 
 use super::answer::json;
-use super::intake::{Taken, settle, take};
+use super::intake::{Intake, answer};
 use crate::app::App;
 use crate::dispatch;
 
@@ -27,20 +27,15 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    let outcome = serve_tokenize(&app, request).await;
-    settle(outcome)
+    answer(app, request, serve_tokenize).await
 }
 
 async fn detokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
-    let outcome = serve_detokenize(&app, request).await;
-    settle(outcome)
+    answer(app, request, serve_detokenize).await
 }
 
-async fn serve_tokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
-    let intake = match take(app, request).await? {
-        Taken::Engine(intake) => intake,
-        Taken::Answered(response) => return Ok(response),
-    };
+async fn serve_tokenize(intake: Intake) -> Result<Response> {
+    let app = &intake.app;
     let request = TokenizeRequest::read(&intake.fields())?;
     let (text, usual) = match request.input {
         TokenizeInput::Text(text) => (text, intake.model.add_special_tokens),
@@ -52,24 +47,21 @@ async fn serve_tokenize(app: &Arc<App>, request: Request<Body>) -> Result<Respon
     let (model, char_count) = (Arc::clone(&intake.model), text.chars().count());
     // An empty text has no tokens, which is an answer here.
     let tokens = app.offload.run(text.len(), move || model.tokenizer.encode(&text, add_special)).await?;
-    let answer = TokenizeResponse {
+    let whole = TokenizeResponse {
         count: tokens.len(),
         tokens,
         char_count,
         max_model_len: intake.limits().context_length,
     };
-    Ok(json(StatusCode::OK, &answer))
+    Ok(json(StatusCode::OK, &whole))
 }
 
-async fn serve_detokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response> {
-    let intake = match take(app, request).await? {
-        Taken::Engine(intake) => intake,
-        Taken::Answered(response) => return Ok(response),
-    };
+async fn serve_detokenize(intake: Intake) -> Result<Response> {
     let DetokenizeRequest { tokens, skip_special_tokens } =
         DetokenizeRequest::read(&intake.fields(), intake.limits().vocab_size)?;
     let model = Arc::clone(&intake.model);
-    let text = app
+    let text = intake
+        .app
         .offload
         .run(tokens.len(), move || Ok(model.tokenizer.decode(&tokens, skip_special_tokens)))
         .await?;

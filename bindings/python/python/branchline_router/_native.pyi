@@ -1,16 +1,22 @@
 """Types of the native module; a test compares them with the built one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import final
+from typing import Any, Final, final
 
 __all__ = [
+    "VERSION",
     "ConfigError",
     "ForkError",
+    "NativeCall",
+    "NativeReasoningParser",
     "NativeRouter",
+    "NativeToolParser",
     "RouterError",
     "StartError",
     "StateError",
+    "add_parser",
+    "parser_names",
     "reference",
     "run_cli",
 ]
@@ -28,8 +34,32 @@ class NativeRouter:
     ) -> NativeRouter: ...
     def start(self) -> str: ...
     def stop(self) -> None: ...
+    def send(
+        self, method: str, path: str, body: bytes, callback: Callable[[str | None, Any], object]
+    ) -> NativeCall: ...
     @property
     def url(self) -> str | None: ...
 
+@final
+class NativeCall:
+    def read(self, callback: Callable[[str | None, Any], object]) -> None: ...
+    def cancel(self) -> None: ...
+
+@final
+class NativeToolParser:
+    def __new__(cls, name: str, tools: str) -> NativeToolParser: ...
+    def push(self, text: str) -> list[tuple[str, str]]: ...
+    def finish(self) -> list[tuple[str, str]]: ...
+
+@final
+class NativeReasoningParser:
+    def __new__(cls, name: str, opened: bool, closed: bool) -> NativeReasoningParser: ...
+    def push(self, text: str) -> list[tuple[str, str]]: ...
+    def finish(self) -> list[tuple[str, str]]: ...
+
+VERSION: Final[str]
+
+def add_parser(kind: str, name: str, maker: object) -> None: ...
+def parser_names(kind: str) -> list[str]: ...
 def run_cli(arguments: Sequence[str]) -> int: ...
 def reference(page: str) -> str | None: ...

@@ -126,5 +126,11 @@ class RouterOptions(TypedDict, total=False):
     """How long that index believes a prompt to be cached after its last use. Default: 30m."""
     block_index_size: int | str
     """Memory for the exact index of the blocks that engines report. Default: 512MiB."""
+    tool_call_parser: str
+    """How tool calls are found in text: `auto` by the model's chat template, `none`, or deepseek_r1, deepseek_v3, deepseek_v31, hermes, json, llama3_json, mistral, pythonic, qwen, or one that a plugin registered. Default: auto."""
+    reasoning_parser: str
+    """How reasoning is told apart from the answer: `auto` by the model's chat template, `none`, or deepseek_r1, qwen3, or one that a plugin registered. Default: auto."""
+    response_store_size: int | str
+    """Memory for stored responses of the Responses API; the oldest are forgotten first. Default: 64MiB."""
     runtime_threads: int
     """Threads that serve; 0 takes one a CPU. Default: 0."""

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::fields::{Fields, as_bool, as_integer, as_tokens, wrong};
 use crate::logprobs::{LogprobRequest, MAX_TOP};
 use crate::prompt::{Prompt, Routing, check_sequences, many, request_id, text_prompt, token_prompt};
-use crate::{Dialect, Fit, Limits, Sampling, refused};
+use crate::{Constraint, Dialect, Fit, Limits, Sampling, refused};
 
 /// One prompt of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,7 +51,9 @@ impl GenerateRequest {
         refused::check(fields)?;
         let (prompts, batch) = prompts(fields, limits)?;
         let count = prompts.len();
-        let sampling = sampling(fields, count, batch, limits)?;
+        let mut sampling = sampling(fields, count, batch, limits)?;
+        let constraint = Constraint::read(fields)?;
+        sampling.iter_mut().try_for_each(|one| one.constrain(constraint.clone()))?;
         check_sequences("sampling_params.n", sampling.iter().map(Sampling::sequences))?;
         let logprobs = logprobs(fields, count, batch, limits)?;
         let rids = rids(fields, count, batch)?;
@@ -123,7 +125,12 @@ fn spread<T: Clone>(
             if items.len() != count {
                 return Err(Error::invalid(
                     path.as_str(),
-                    format!("`{path}` has {} entries for {count} prompts; send one for each", items.len()),
+                    format!(
+                        "`{path}` has {} {} for {count} {}; send one for each",
+                        items.len(),
+                        if items.len() == 1 { "entry" } else { "entries" },
+                        if count == 1 { "prompt" } else { "prompts" },
+                    ),
                 ));
             }
             let entry = |(position, item): (usize, &Value)| match item {

@@ -45,7 +45,7 @@ fn sampling_params_may_be_one_for_all_or_one_each() {
         read(json!({"text": ["a", "b"], "sampling_params": [{"max_new_tokens": 3}, {"n": 2}]})).unwrap();
     assert_eq!(each.items[1].sampling.n, Some(2));
     let error = read(json!({"text": ["a", "b"], "sampling_params": [{}]})).unwrap_err();
-    assert_eq!(error.message, "`sampling_params` has 1 entries for 2 prompts; send one for each");
+    assert_eq!(error.message, "`sampling_params` has 1 entry for 2 prompts; send one for each");
     assert_eq!(field(json!({"text": "a", "sampling_params": [{}]})), "sampling_params");
     assert_eq!(
         field(json!({"text": ["a", "b"], "sampling_params": [{}, {"temperature": -1}]})),
@@ -54,11 +54,31 @@ fn sampling_params_may_be_one_for_all_or_one_each() {
 }
 
 #[test]
-fn constraints_inside_sampling_params_are_refused_by_path() {
-    for name in ["regex", "ebnf", "json_schema", "structural_tag", "stop_regex"] {
-        let path = format!("sampling_params.{name}");
-        assert_eq!(field(json!({"text": "a", "sampling_params": {name: "x"}})), path);
+fn constraints_are_read_beside_and_inside_sampling_params() {
+    for (name, value) in [
+        ("regex", json!("x")),
+        ("ebnf", json!("x")),
+        ("json_schema", json!({})),
+        ("structural_tag", json!({})),
+    ] {
+        let constraint =
+            |body: Value| read(body).unwrap().items[0].sampling.constraint.clone().unwrap().field;
+        let inside = json!({"text": "a", "sampling_params": {name: value}});
+        assert_eq!(constraint(inside), format!("sampling_params.{name}"));
+        assert_eq!(constraint(json!({"text": "a", name: value})), name);
+        assert_eq!(field(json!({"text": "a", name: value, "sampling_params": {"regex": "x"}})), name);
     }
+    assert_eq!(
+        field(json!({"text": "a", "sampling_params": {"stop_regex": "x"}})),
+        "sampling_params.stop_regex"
+    );
+}
+
+#[test]
+fn sequences_over_all_prompts_are_bounded() {
+    let many = |prompts: usize| json!({"text": vec!["a"; prompts], "sampling_params": {"n": 128}});
+    assert!(read(many(8)).is_ok());
+    assert_eq!(field(many(9)), "sampling_params.n");
     assert_eq!(field(json!({"text": "a", "lora_path": "x"})), "lora_path");
 }
 

@@ -15,6 +15,8 @@ pub enum FinishReason {
     Length,
     /// Aborted by its owner or a deadline.
     Abort,
+    /// It called tools.
+    ToolCalls,
 }
 
 /// What ended a choice, for `Stop`.
@@ -114,10 +116,42 @@ pub struct ChatChoice {
 pub struct ChatMessage {
     /// `assistant`.
     pub role: &'static str,
-    /// The text.
-    pub content: String,
+    /// The text; null if there are only calls.
+    pub content: Option<String>,
     /// Always null: no refusals are made here.
     pub refusal: Option<()>,
+    /// What was thought before the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// In their order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+}
+
+/// A call of a tool, or what is new of one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ToolCall {
+    /// Which of the message's calls; only in deltas.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    /// With the call's first delta.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// `function`, with the id.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// What is called.
+    pub function: CalledFunction,
+}
+
+/// Name and arguments of a call.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct CalledFunction {
+    /// Whole, with the call's first delta.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// JSON text, or what is new of it.
+    pub arguments: String,
 }
 
 /// One event of a chat stream.
@@ -168,6 +202,12 @@ pub struct ChatDelta {
     /// New text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// New reasoning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// News of calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
 }
 
 /// A whole completion answer.

@@ -4,7 +4,7 @@ use branchline_core::{Error, Result};
 
 use crate::fields::Fields;
 use crate::logprobs::{LogprobRequest, MAX_TOP};
-use crate::openai::{ChatTemplateInput, StreamOptions, read_template_input};
+use crate::openai::{ChatTemplateInput, StreamOptions, Tools, read_template_input};
 use crate::prompt::{Routing, request_id};
 use crate::{Dialect, Fit, Limits, Sampling};
 
@@ -13,6 +13,10 @@ use crate::{Dialect, Fit, Limits, Sampling};
 pub struct ChatRequest {
     /// What to render.
     pub input: ChatTemplateInput,
+    /// What may be called.
+    pub tools: Tools,
+    /// Tell reasoning apart from the answer.
+    pub separate_reasoning: bool,
     /// How to sample.
     pub sampling: Sampling,
     /// Which logprobs to return; none for no `logprobs` in the answer.
@@ -34,9 +38,14 @@ impl ChatRequest {
     /// # Errors
     /// `InvalidArgument` or `Unimplemented`, naming the field.
     pub fn read(fields: &Fields<'_>, limits: Limits) -> Result<Self> {
+        let tools = Tools::read(fields)?;
+        let mut sampling = Sampling::read(fields, Dialect::OpenAi, limits)?;
+        sampling.constrain(tools.constraint())?;
         Ok(Self {
-            input: read_template_input(fields)?,
-            sampling: Sampling::read(fields, Dialect::OpenAi, limits)?,
+            input: read_template_input(fields, &tools)?,
+            tools,
+            separate_reasoning: fields.bool("separate_reasoning")?.unwrap_or(true),
+            sampling,
             logprobs: logprobs(fields)?,
             delivery: StreamOptions::read(fields)?,
             routing: Routing::read(fields)?,
@@ -97,16 +106,18 @@ mod tests {
     }
 
     #[test]
+    fn a_forced_call_and_a_format_exclude_each_other() {
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let forced = read(json!({"tools": tools, "tool_choice": "required"})).unwrap();
+        assert_eq!(forced.sampling.constraint.unwrap().field, "tool_choice");
+        let both =
+            json!({"tools": tools, "tool_choice": "required", "response_format": {"type": "json_object"}});
+        assert_eq!(read(both).unwrap_err().field.as_deref(), Some("tool_choice"));
+    }
+
+    #[test]
     fn fields_of_later_work_are_refused_by_name() {
-        for (name, value) in [
-            ("response_format", json!({"type": "json_object"})),
-            ("regex", json!("a")),
-            ("lora_path", json!("x")),
-            ("resume", json!({"a": 1})),
-            ("lease", json!("l")),
-            ("guided_json", json!({"type": "object"})),
-            ("structured_outputs", json!({"regex": "a"})),
-        ] {
+        for (name, value) in [("lora_path", json!("x")), ("resume", json!({"a": 1})), ("lease", json!("l"))] {
             let error = read(json!({name: value})).expect_err(name);
             assert_eq!(error.field.as_deref(), Some(name));
         }

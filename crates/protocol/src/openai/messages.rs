@@ -5,7 +5,8 @@
 use branchline_core::{Error, Result};
 use serde_json::{Map, Value};
 
-use crate::fields::{Fields, show, wrong};
+use crate::fields::{Fields, wrong};
+use crate::openai::Tools;
 use crate::refused::unimplemented;
 
 /// What a chat template is rendered from.
@@ -27,8 +28,8 @@ pub struct ChatTemplateInput {
 ///
 /// # Errors
 /// `InvalidArgument` naming the path for wrong shapes and contradictions, `Unimplemented` for parts that are no
-/// text and for a tool choice that forces a call.
-pub fn read_template_input(fields: &Fields<'_>) -> Result<ChatTemplateInput> {
+/// text.
+pub fn read_template_input(fields: &Fields<'_>, tools: &Tools) -> Result<ChatTemplateInput> {
     let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
     let add_generation_prompt = fields.bool("add_generation_prompt")?;
     if continue_final_message && add_generation_prompt == Some(true) {
@@ -39,7 +40,7 @@ pub fn read_template_input(fields: &Fields<'_>) -> Result<ChatTemplateInput> {
     }
     Ok(ChatTemplateInput {
         messages: messages(fields)?,
-        tools: tools(fields)?,
+        tools: tools.for_template(),
         add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
         continue_final_message,
         kwargs: fields.map("chat_template_kwargs")?.cloned().unwrap_or_default(),
@@ -91,7 +92,8 @@ fn message(item: &Value, path: &str) -> Result<Value> {
     Ok(Value::Object(out))
 }
 
-fn text(content: &Value, path: &str) -> Result<String> {
+/// Text, or the text parts joined by line breaks.
+pub(crate) fn text(content: &Value, path: &str) -> Result<String> {
     let parts = match content {
         Value::String(text) => return Ok(text.clone()),
         Value::Array(parts) => parts,
@@ -101,7 +103,7 @@ fn text(content: &Value, path: &str) -> Result<String> {
     for (position, part) in parts.iter().enumerate() {
         let part = Fields::of(part, format!("{path}[{position}]"))?;
         match part.string("type")? {
-            Some("text") => {}
+            Some("text" | "input_text" | "output_text") => {}
             Some(other) => {
                 let path = part.path("type");
                 return Err(unimplemented(
@@ -148,31 +150,6 @@ fn parse_object(text: &str) -> Option<Value> {
     serde_json::from_str::<Value>(text).ok().filter(Value::is_object)
 }
 
-fn tools(fields: &Fields<'_>) -> Result<Option<Value>> {
-    match fields.get("tool_choice") {
-        None => {}
-        Some(Value::String(choice)) if choice == "none" || choice == "auto" => {}
-        Some(choice @ (Value::String(_) | Value::Object(_))) => {
-            let remedy = format!("{} forces a call; use \"auto\" or \"none\"", show(choice));
-            return Err(unimplemented(&fields.path("tool_choice"), &remedy));
-        }
-        Some(other) => return Err(wrong(&fields.path("tool_choice"), "a string or an object", other)),
-    }
-    let Some(items) = fields.array("tools")? else { return Ok(None) };
-    for (position, item) in items.iter().enumerate() {
-        let tool = Fields::of(item, format!("{}[{position}]", fields.path("tools")))?;
-        let function = tool.object("function")?.ok_or_else(|| {
-            let path = tool.path("function");
-            Error::invalid(path.as_str(), format!("`{path}` is missing; describe a function"))
-        })?;
-        if function.string("name")?.is_none_or(str::is_empty) {
-            let path = function.path("name");
-            return Err(Error::invalid(path.as_str(), format!("`{path}` is missing; name the function")));
-        }
-    }
-    Ok((!items.is_empty()).then(|| Value::Array(items.to_vec())))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,7 +157,8 @@ mod tests {
     use serde_json::json;
 
     fn read(value: Value) -> Result<ChatTemplateInput> {
-        read_template_input(&Fields::of(&value, "").unwrap())
+        let fields = Fields::of(&value, "").unwrap();
+        read_template_input(&fields, &Tools::read(&fields)?)
     }
 
     fn refused(messages: Value) -> (String, ErrorCode) {
@@ -227,18 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn tools_are_rendered_unless_a_call_is_forced() {
+    fn tools_are_rendered_whatever_may_be_called() {
         let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-        let with = |choice: Value| {
-            read(
-                json!({"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": choice}),
-            )
-        };
-        for choice in [json!(null), json!("auto"), json!("none")] {
-            assert_eq!(with(choice).unwrap().tools, Some(tools.clone()));
-        }
-        for choice in [json!("required"), json!({"type": "function", "function": {"name": "f"}})] {
-            assert_eq!(with(choice).unwrap_err().field.as_deref(), Some("tool_choice"));
+        for choice in [json!(null), json!("auto"), json!("none"), json!("required")] {
+            let messages = json!([{"role": "user", "content": "x"}]);
+            let input = read(json!({"messages": messages, "tools": tools, "tool_choice": choice})).unwrap();
+            assert_eq!(input.tools, Some(tools.clone()));
         }
     }
 

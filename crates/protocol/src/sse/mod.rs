@@ -4,4 +4,4 @@ mod parser;
 mod writer;
 
 pub use parser::{Event, Item, Parser, TooLong};
-pub use writer::{DONE, KEEP_ALIVE, comment, data, json};
+pub use writer::{DONE, KEEP_ALIVE, comment, data, json, named};

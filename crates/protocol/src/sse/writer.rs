@@ -21,6 +21,19 @@ pub fn json(value: &impl Serialize) -> Result<Bytes, serde_json::Error> {
     Ok(out.into())
 }
 
+/// An event with a name, as [`json`].
+///
+/// # Errors
+/// As [`json`].
+pub fn named(event: &str, value: &impl Serialize) -> Result<Bytes, serde_json::Error> {
+    let mut out = Vec::with_capacity(256);
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(event.as_bytes());
+    out.push(b'\n');
+    out.extend_from_slice(&json(value)?);
+    Ok(out.into())
+}
+
 /// An event of any text; each line becomes a `data` line.
 pub fn data(text: &str) -> Bytes {
     let mut out = Vec::with_capacity(text.len() + 16);

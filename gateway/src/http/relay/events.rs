@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use branchline_core::{Error, ErrorCode};
 use branchline_protocol::ErrorBody;
+use branchline_protocol::anthropic::error_kind;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use memchr::memmem;
@@ -118,7 +119,7 @@ impl Body for Events {
                     None => continue,
                 },
                 Some(Err(error)) => self.break_off(&error),
-                None if self.complete => {
+                None if self.complete || (!self.split && self.scan.ends_here()) => {
                     self.ended = true;
                     self.upstream.succeed();
                     match self.held.is_empty() {
@@ -166,7 +167,7 @@ pub(super) fn error_event(family: Family, error: &Error) -> Bytes {
             Some("error"),
             serde_json::json!({
                 "type": "error",
-                "error": {"type": "api_error", "message": error.message},
+                "error": {"type": error_kind(error.code), "message": error.message},
             })
             .to_string(),
         ),

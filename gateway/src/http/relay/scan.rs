@@ -116,6 +116,14 @@ impl Scan {
         found
     }
 
+    /// Whether what is unfinished is the end mark, all but the empty line after it: some servers close there.
+    pub(super) fn ends_here(&mut self) -> bool {
+        if self.length > 0 {
+            self.end_line();
+        }
+        std::mem::take(&mut self.marked)
+    }
+
     fn extend(&mut self, part: &[u8]) {
         if self.length < HEAD {
             let room = (HEAD - self.length).min(part.len());
@@ -190,6 +198,21 @@ mod tests {
             "event: [DONE]\n\n",
         ] {
             assert!(!at_once(Family::Done, text).1, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_mark_without_its_empty_line_ends_a_stream_that_is_closed() {
+        for (text, ends) in [
+            ("data: x\n\ndata: [DONE]\n", true),
+            ("data: x\n\ndata: [DONE]", true),
+            ("data: x\n\ndata: [DON", false),
+            ("data: x\n\n", false),
+            ("data: x\ndata: [DONE]\n", false),
+        ] {
+            let mut scan = Scan::new(Family::Done);
+            scan.feed(text.as_bytes());
+            assert_eq!(scan.ends_here(), ends, "{text:?}");
         }
     }
 

@@ -1,0 +1,289 @@
+//! What a sequence says: its text split into reasoning, answer and tool calls, whatever the API family.
+
+use std::sync::Arc;
+
+use branchline_core::Result;
+use branchline_protocol::openai::{ChatRequest, FinishReason, ToolChoice};
+use branchline_text::parse::{
+    ReasoningEvent, ReasoningEvents, ReasoningParser, ToolEvent, ToolEvents, ToolParser, opens_reasoning,
+};
+use serde_json::Value;
+
+use crate::app::App;
+use crate::dispatch::{Model, Piece};
+use crate::parsers::{ReasoningFactory, TOOL_PARSERS, ToolFactory};
+
+/// News of a sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Said {
+    /// Of the answer.
+    Text(String),
+    /// Of the reasoning before it.
+    Reasoning(String),
+    /// A call begins.
+    Call {
+        /// Which of the sequence's calls.
+        index: u32,
+        /// Made here.
+        id: String,
+        /// Whole.
+        name: String,
+    },
+    /// Of a call's arguments.
+    Arguments {
+        /// Which call.
+        index: u32,
+        /// JSON text.
+        json: String,
+    },
+}
+
+/// How the sequences of one request are read.
+pub(super) struct Manner {
+    tools: Option<ToolManner>,
+    reasoning: Option<Arc<dyn ReasoningFactory>>,
+    opened: bool,
+    closed: bool,
+    single: bool,
+    definitions: Vec<Value>,
+}
+
+enum ToolManner {
+    Parsed(Arc<dyn ToolFactory>),
+    /// The whole answer is the arguments of this tool.
+    Forced(String),
+}
+
+impl Manner {
+    /// By the options, the model and what the request asks for.
+    pub(super) fn of(app: &App, model: &Model, request: &ChatRequest) -> Self {
+        let tools = &request.tools;
+        let parsed = match &tools.choice {
+            _ if tools.list.is_empty() => None,
+            ToolChoice::None => None,
+            ToolChoice::Auto => app.options.tool_call_parser.0.tools(model).map(ToolManner::Parsed),
+            // The constraint makes it an array of calls, whatever the model is used to.
+            ToolChoice::Required => TOOL_PARSERS.get("json").map(ToolManner::Parsed),
+            ToolChoice::Named(name) => Some(ToolManner::Forced(name.clone())),
+        };
+        // A constrained answer holds no reasoning: its first character is the answer's.
+        let reasons = request.separate_reasoning && request.sampling.constraint.is_none();
+        let reasoning = reasons.then(|| app.options.reasoning_parser.0.reasoning(model)).flatten();
+        Self {
+            tools: parsed,
+            reasoning,
+            opened: false,
+            closed: false,
+            single: tools.single,
+            definitions: tools.list.clone(),
+        }
+    }
+
+    /// Takes the rendered prompt, whose end may lie within the reasoning.
+    pub(super) fn after(&mut self, prompt: &str) {
+        (self.opened, self.closed) = opens_reasoning(prompt);
+    }
+
+    /// Whether the text must keep special tokens.
+    pub(super) fn keeps_special(&self) -> bool {
+        matches!(&self.tools, Some(ToolManner::Parsed(factory)) if factory.special())
+    }
+
+    /// A speaker for one sequence.
+    pub(super) fn speaker(&self) -> Result<Speaker> {
+        let tools = match &self.tools {
+            Some(ToolManner::Parsed(factory)) => Calls::Parsed(factory.parser(&self.definitions)?),
+            Some(ToolManner::Forced(name)) => Calls::Forced(name.clone()),
+            None => Calls::None,
+        };
+        let reasoning = match &self.reasoning {
+            Some(factory) => Some(factory.parser(self.opened, self.closed)?),
+            None => None,
+        };
+        Ok(Speaker { calls: tools, reasoning, called: 0, single: self.single, seen: false })
+    }
+}
+
+enum Calls {
+    None,
+    Parsed(Box<dyn ToolParser>),
+    Forced(String),
+}
+
+/// Reads one sequence's text.
+pub(super) struct Speaker {
+    calls: Calls,
+    reasoning: Option<Box<dyn ReasoningParser>>,
+    called: u32,
+    single: bool,
+    seen: bool,
+}
+
+impl Speaker {
+    /// What a piece says. The end of the sequence releases what was held back.
+    pub(super) fn read(&mut self, piece: &mut Piece) -> Result<Vec<Said>> {
+        let mut said = Vec::new();
+        let text = std::mem::take(&mut piece.text);
+        match &mut self.reasoning {
+            None => self.answer(text, &mut said)?,
+            Some(parser) => {
+                let mut events = ReasoningEvents::default();
+                parser.push(&text, &mut events)?;
+                self.reasoned(events, &mut said)?;
+            }
+        }
+        if let Some(end) = &mut piece.end {
+            self.finish(&mut said)?;
+            if self.called > 0 && end.reason == FinishReason::Stop {
+                end.reason = FinishReason::ToolCalls;
+                end.matched = None;
+            }
+        }
+        Ok(said)
+    }
+
+    fn reasoned(&mut self, events: ReasoningEvents, said: &mut Vec<Said>) -> Result<()> {
+        for event in events.into_vec() {
+            match event {
+                ReasoningEvent::Reasoning(text) => said.push(Said::Reasoning(text)),
+                ReasoningEvent::Text(text) => self.answer(text, said)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, said: &mut Vec<Said>) -> Result<()> {
+        if let Some(parser) = &mut self.reasoning {
+            let mut events = ReasoningEvents::default();
+            parser.finish(&mut events)?;
+            self.reasoned(events, said)?;
+        }
+        if let Calls::Parsed(parser) = &mut self.calls {
+            let mut events = ToolEvents::default();
+            parser.finish(&mut events)?;
+            self.told(events, said);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, text: String, said: &mut Vec<Said>) -> Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        match &mut self.calls {
+            Calls::None => said.push(Said::Text(text)),
+            Calls::Parsed(parser) => {
+                let mut events = ToolEvents::default();
+                parser.push(&text, &mut events)?;
+                self.told(events, said);
+            }
+            Calls::Forced(name) => {
+                if !std::mem::replace(&mut self.seen, true) {
+                    self.called = 1;
+                    said.push(Said::Call { index: 0, id: call_id(), name: std::mem::take(name) });
+                }
+                said.push(Said::Arguments { index: 0, json: text });
+            }
+        }
+        Ok(())
+    }
+
+    /// Where one call at most was asked for, nothing counts from the second on.
+    fn told(&mut self, events: ToolEvents, said: &mut Vec<Said>) {
+        for event in events.into_vec() {
+            if self.single && self.seen {
+                return;
+            }
+            match event {
+                ToolEvent::Text(text) => said.push(Said::Text(text)),
+                ToolEvent::Call { .. } if self.single && self.called == 1 => self.seen = true,
+                ToolEvent::Call { name } => {
+                    said.push(Said::Call { index: self.called, id: call_id(), name });
+                    self.called += 1;
+                }
+                ToolEvent::Arguments(json) => {
+                    said.push(Said::Arguments { index: self.called.saturating_sub(1), json });
+                }
+            }
+        }
+    }
+}
+
+fn call_id() -> String {
+    format!("call_{}", uuid::Uuid::new_v4().simple())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatch::End;
+    use branchline_text::parse::ToolFormat;
+
+    fn speaker(single: bool) -> Speaker {
+        let parser = ToolFormat::named("hermes").expect("it is built in").parser(&[]);
+        Speaker { calls: Calls::Parsed(parser), reasoning: None, called: 0, single, seen: false }
+    }
+
+    fn end(reason: FinishReason) -> End {
+        End {
+            reason,
+            matched: None,
+            completion_tokens: 1,
+            retractions: 0,
+            continuations: 0,
+            timings: None,
+            message: String::new(),
+        }
+    }
+
+    fn piece(text: &str, reason: FinishReason) -> Piece {
+        Piece { text: text.to_owned(), end: Some(end(reason)), ..Piece::default() }
+    }
+
+    const CALL: &str = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+
+    #[test]
+    fn a_stop_after_a_call_is_a_tool_call_and_a_cut_stays_a_cut() {
+        for (reason, wanted) in
+            [(FinishReason::Stop, FinishReason::ToolCalls), (FinishReason::Length, FinishReason::Length)]
+        {
+            let mut piece = piece(CALL, reason);
+            let said = speaker(false).read(&mut piece).unwrap();
+            assert!(matches!(&said[0], Said::Call { index: 0, name, .. } if name == "f"), "{said:?}");
+            assert_eq!(piece.end.unwrap().reason, wanted);
+        }
+    }
+
+    #[test]
+    fn where_one_call_was_asked_for_no_second_is_told() {
+        let calls = |single| {
+            let mut two = piece(&format!("{CALL}\n{CALL}"), FinishReason::Stop);
+            let said = speaker(single).read(&mut two).unwrap();
+            said.iter().filter(|one| matches!(one, Said::Call { .. })).count()
+        };
+        assert_eq!((calls(true), calls(false)), (1, 2));
+    }
+
+    #[test]
+    fn a_forced_tools_arguments_are_the_whole_answer() {
+        let mut speaker = Speaker {
+            calls: Calls::Forced("add".into()),
+            reasoning: None,
+            called: 0,
+            single: false,
+            seen: false,
+        };
+        let mut said = speaker.read(&mut Piece { text: "{\"a\"".into(), ..Piece::default() }).unwrap();
+        let mut last = piece(": 1}", FinishReason::Stop);
+        said.extend(speaker.read(&mut last).unwrap());
+        assert!(matches!(&said[0], Said::Call { name, .. } if name == "add"));
+        let json: String = said
+            .iter()
+            .filter_map(|one| match one {
+                Said::Arguments { json, .. } => Some(json.as_str()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!((json.as_str(), last.end.unwrap().reason), ("{\"a\": 1}", FinishReason::ToolCalls));
+    }
+}
