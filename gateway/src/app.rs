@@ -25,7 +25,9 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Owner of every task that the gateway starts.
     pub tracker: TaskTracker,
-    /// Cancelled when the drain's deadline has passed: whatever still runs must end now.
+    /// Cancelled when the drain's deadline has passed: running answers end with an error of their own.
+    pub ending: CancellationToken,
+    /// Cancelled a moment later: whatever still runs must end now.
     pub stop: CancellationToken,
     /// Requests on engines, by id.
     pub live: Arc<LiveRequests>,
@@ -76,6 +78,7 @@ impl App {
             responses,
             offload: Offload::new(tracker.clone()),
             tracker,
+            ending: CancellationToken::new(),
             stop,
             traces,
             scraped: Shown::default(),

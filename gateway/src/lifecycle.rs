@@ -133,8 +133,11 @@ impl Server {
         if timeout(app.options.drain_timeout, app.tracker.wait()).await.is_err() {
             tracing::warn!(
                 connections = app.tracker.len(),
-                "drain deadline passed, aborting what still runs"
+                "drain deadline passed, ending what still runs with an error"
             );
+            app.ending.cancel();
+            // Streams get the time to say so; a client that does not read must not hold the stop.
+            let _ = timeout(ABORT_GRACE, app.tracker.wait()).await;
         }
         app.stop.cancel();
         // Nothing may outlive a stop, not even a task that misses its cancellation.

@@ -187,3 +187,28 @@ async fn what_was_predicted_is_compared_with_what_was_found() {
     let metrics = gateway.get("/metrics").await.text();
     assert!(metrics.contains("branchline_router_prediction_error_tokens_total 7"), "{metrics}");
 }
+
+#[tokio::test]
+async fn what_outlives_the_drain_ends_in_one_error_event_or_in_503() {
+    let worker = engine().await;
+    worker.script(|request| fine(request).into_iter().take(1).collect());
+    let gateway = Gateway::start(&[("drain_timeout", "50ms")], &[worker.url()]).await;
+    let mut stream =
+        gateway.send("POST", "/v1/completions", &[], r#"{"prompt":"x","max_tokens":4,"stream":true}"#).await;
+    stream.read_until(FINE).await;
+    let mut whole = gateway.send("POST", "/v1/completions", &[], r#"{"prompt":"y","max_tokens":4}"#).await;
+    within("the second request's arrival", async {
+        while worker.submits().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    gateway.stop().await;
+    let (stream, whole) = (stream.answer().await, whole.answer().await);
+    assert!(stream.complete, "the stream was cut");
+    let text = stream.text();
+    assert_eq!(text.matches("\"error\"").count(), 1, "{text}");
+    assert!(text.trim_end().ends_with('}') && text.contains("drain timeout"), "{text}");
+    assert_eq!(whole.status, 503);
+    assert!(whole.text().contains("drain timeout"), "{}", whole.text());
+}

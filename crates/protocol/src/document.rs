@@ -36,7 +36,7 @@ impl Document {
                 "the body is {}, not a JSON object; send {{…}}",
                 crate::fields::kind(&other)
             ))),
-            Err(error) => Err(syntax(&error)),
+            Err(error) => Err(syntax(text, &error)),
         }
     }
 
@@ -50,11 +50,48 @@ fn refuse(message: impl Into<String>) -> Error {
     Error::new(ErrorCode::InvalidArgument, message)
 }
 
-fn syntax(error: &serde_json::Error) -> Error {
-    let text = error.to_string();
+fn syntax(body: &str, error: &serde_json::Error) -> Error {
+    let said = error.to_string();
     // serde_json ends its messages in " at line L column C"; the place is said in our own words.
-    let cause = text.split(" at line ").next().unwrap_or(&text);
-    refuse(format!("invalid JSON at line {} column {}: {cause}", error.line(), error.column()))
+    let cause = said.split(" at line ").next().unwrap_or(&said);
+    let place = offset(body, error.line(), error.column());
+    // A sign is read before the fault is noticed.
+    let place = if body[..place].ends_with('-') { place - 1 } else { place };
+    let (before, after) = body.split_at(place);
+    let remedy = if body.starts_with('\u{feff}') {
+        "the body begins with a byte order mark; leave that out".to_owned()
+    } else if let Some(word) =
+        ["NaN", "Infinity", "-Infinity"].into_iter().find(|word| after.starts_with(word))
+    {
+        format!("{word} is not JSON; send a finite number, or leave the field out")
+    } else if cause.contains("surrogate") || cause == "unexpected end of hex escape" {
+        "half of a surrogate pair (\\ud800 to \\udfff); send both halves, or the character itself as UTF-8"
+            .to_owned()
+    } else {
+        cause.to_owned()
+    };
+    let error = refuse(format!("invalid JSON at line {} column {}: {remedy}", error.line(), error.column()));
+    match key_before(before) {
+        Some(key) => error.with_field(key),
+        None => error,
+    }
+}
+
+/// The byte of a line and column of serde_json's, which count from 1; on a character's edge.
+fn offset(body: &str, line: usize, column: usize) -> usize {
+    let start: usize = body.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+    let mut place = (start + column.saturating_sub(1)).min(body.len());
+    while !body.is_char_boundary(place) {
+        place -= 1;
+    }
+    place
+}
+
+/// The key whose value would come next: `… "key":`.
+fn key_before(before: &str) -> Option<&str> {
+    let quoted = before.trim_end().strip_suffix(':')?.trim_end().strip_suffix('"')?;
+    let key = &quoted[quoted.rfind('"')? + 1..];
+    (!key.is_empty() && key.len() <= 64).then_some(key)
 }
 
 fn check_depth(body: &[u8]) -> Result<()> {
@@ -110,6 +147,26 @@ mod tests {
         for body in ["{\"a\": NaN}", "{\"a\": Infinity}", "{\"a\": -Infinity}", "{\"a\": 1e999}"] {
             assert!(message(body.as_bytes()).starts_with("invalid JSON at line 1 column"), "{body}");
         }
+        let error = Document::parse(b"{\"x\": [1],\n \"temperature\" : NaN}").unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("temperature"));
+        assert!(error.message.contains("NaN is not JSON; send a finite number"), "{}", error.message);
+        let error = Document::parse(b"{\"top_p\": -Infinity}").unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("top_p"));
+    }
+
+    #[test]
+    fn marks_and_half_pairs_are_named_with_their_remedy() {
+        assert!(message("\u{feff}{\"a\": 1}".as_bytes()).contains("byte order mark"));
+        for body in
+            [r#"{"a": "\ud800"}"#, r#"{"a": "\ud800x"}"#, r#"{"a": "\udc00"}"#, r#"{"a": "\ud83d\u0041"}"#]
+        {
+            assert!(
+                message(body.as_bytes()).contains("half of a surrogate pair"),
+                "{body}: {}",
+                message(body.as_bytes())
+            );
+        }
+        assert!(Document::parse(r#"{"a": "\ud83d\ude00"}"#.as_bytes()).is_ok());
     }
 
     #[test]

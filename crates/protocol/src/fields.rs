@@ -164,10 +164,25 @@ pub(crate) fn wrong(path: &str, expected: &str, value: &Value) -> Error {
     Error::invalid(path, format!("`{path}` must be {expected}, not {}", show(value)))
 }
 
-/// The value itself if short, else its kind.
+/// The value itself if short, else what it is, how long, and how it begins.
 pub(crate) fn show(value: &Value) -> String {
-    let text = value.to_string();
-    if text.len() <= 40 { text } else { kind(value).to_owned() }
+    const SHOWN: usize = 40;
+    match value {
+        Value::String(text) if text.chars().nth(SHOWN).is_some() => {
+            let start: String = text.chars().take(SHOWN).collect();
+            format!("a string of {} characters that begins with {start:?}", text.chars().count())
+        }
+        Value::Array(items) if items.len() > SHOWN => format!("an array of {} items", items.len()),
+        Value::Object(map) if map.len() > SHOWN => format!("an object of {} fields", map.len()),
+        other => {
+            let text = other.to_string();
+            if text.chars().nth(SHOWN).is_some() && other.is_array() | other.is_object() {
+                kind(other).to_owned()
+            } else {
+                text
+            }
+        }
+    }
 }
 
 pub(crate) fn as_bool(value: &Value, path: &str) -> Result<bool> {
@@ -188,7 +203,9 @@ pub(crate) fn as_integer(value: &Value, path: &str, range: RangeInclusive<i64>) 
 pub(crate) fn as_number(value: &Value, path: &str, bounds: Bounds) -> Result<f32> {
     match value.as_f64() {
         Some(number)
-            if number <= bounds.high && (number > bounds.low || (!bounds.open && number >= bounds.low)) =>
+            if number <= bounds.high && (number > bounds.low || (!bounds.open && number >= bounds.low))
+            // A number that no longer is inside once rounded to 32 bits is refused as the client wrote it.
+            && (!bounds.open || f64::from(number as f32) > bounds.low) =>
         {
             Ok(number as f32)
         }
@@ -266,7 +283,29 @@ mod tests {
     fn long_values_are_named_by_their_kind() {
         let value = json!({"s": vec!["x"; 100]});
         let fields = Fields::of(&value, "").unwrap();
-        assert_eq!(refusal(fields.string("s")).1, "`s` must be a string, not an array");
+        assert_eq!(refusal(fields.string("s")).1, "`s` must be a string, not an array of 100 items");
+        let value = json!({"n": "x".repeat(500_000), "few": ["y".repeat(60)]});
+        let fields = Fields::of(&value, "").unwrap();
+        let message = refusal(fields.bool("n")).1;
+        let start = "x".repeat(40);
+        assert_eq!(
+            message,
+            format!(
+                "`n` must be true or false, not a string of 500000 characters that begins with \"{start}\""
+            )
+        );
+        assert_eq!(refusal(fields.bool("few")).1, "`few` must be true or false, not an array");
+    }
+
+    #[test]
+    fn a_number_that_rounds_out_of_its_range_is_refused_as_it_was_written() {
+        let value = json!({"top_p": 1e-300, "small": 1e-30});
+        let fields = Fields::of(&value, "").unwrap();
+        assert_eq!(
+            refusal(fields.number("top_p", Bounds::above(0.0, 1.0))),
+            ("top_p".into(), "`top_p` must be a number above 0 and at most 1, not 1e-300".into())
+        );
+        assert_eq!(fields.number("small", Bounds::above(0.0, 1.0)).unwrap(), Some(1e-30));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub struct Sampling {
     pub top_k: Option<i32>,
     /// [0, 1].
     pub min_p: Option<f32>,
-    /// (0, 10].
+    /// [0.001, 10]: logits divided by less than that overflow.
     pub repetition_penalty: Option<f32>,
     /// [-2, 2].
     pub frequency_penalty: Option<f32>,
@@ -70,6 +70,7 @@ impl Sampling {
     /// or options that contradict each other; `Unimplemented` for constraints.
     pub fn read(fields: &Fields<'_>, dialect: Dialect, limits: Limits) -> Result<Self> {
         refused::check(fields)?;
+        refused::foreign(fields, dialect)?;
         let (max_tokens, min_name) = match dialect {
             Dialect::OpenAi => (openai_limit(fields)?, "min_tokens"),
             Dialect::Native => (fields.unsigned("max_new_tokens", 0..=u32::MAX)?, "min_new_tokens"),
@@ -91,7 +92,7 @@ impl Sampling {
             top_p: fields.number("top_p", Bounds::above(0.0, 1.0))?,
             top_k: fields.integer("top_k", -1..=i64::from(i32::MAX))?.map(|k| k as i32),
             min_p: fields.number("min_p", Bounds::closed(0.0, 1.0))?,
-            repetition_penalty: fields.number("repetition_penalty", Bounds::above(0.0, 10.0))?,
+            repetition_penalty: fields.number("repetition_penalty", Bounds::closed(0.001, 10.0))?,
             frequency_penalty: fields.number("frequency_penalty", Bounds::closed(-2.0, 2.0))?,
             presence_penalty: fields.number("presence_penalty", Bounds::closed(-2.0, 2.0))?,
             seed: seed(fields, dialect)?,
@@ -138,15 +139,16 @@ impl Sampling {
     ///
     /// # Errors
     /// `InvalidArgument` naming both numbers.
-    pub fn fit(&mut self, prompt_tokens: usize, limits: Limits, names: Fit) -> Result<()> {
+    pub fn fit(&mut self, prompt_tokens: usize, limits: Limits, names: Fit<'_>) -> Result<()> {
         let context = limits.context_length as usize;
         let least = if self.max_tokens == Some(0) { 0 } else { 1 };
         if prompt_tokens + least > context {
             return Err(Error::invalid(
                 names.prompt,
                 format!(
-                    "the prompt has {prompt_tokens} tokens and the context length is {context}, prompt and output \
-                     together; shorten the prompt"
+                    "`{}` has {prompt_tokens} tokens and the context length is {context}, prompt and output \
+                     together; shorten it",
+                    names.prompt
                 ),
             ));
         }
@@ -182,13 +184,20 @@ impl Sampling {
 
 /// What differs between families in [`Sampling::fit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fit {
+pub struct Fit<'a> {
     /// The prompt's field, as the client spells it.
-    pub prompt: &'static str,
+    pub prompt: &'a str,
     /// The limit's field, as the client spells it.
     pub limit: &'static str,
     /// The limit if the client gives none, cut to what is left; none for all that is left.
     pub default: Option<u32>,
+}
+
+impl<'a> Fit<'a> {
+    /// The same for a prompt of that name.
+    pub fn of(self, prompt: &'a str) -> Self {
+        Self { prompt, ..self }
+    }
 }
 
 fn openai_limit(fields: &Fields<'_>) -> Result<Option<u32>> {

@@ -16,6 +16,7 @@ use branchline_core::{Error, ErrorCode, Result, WorkerId};
 use branchline_worker::{Judgement, Watch};
 use futures_util::Stream;
 use tokio::time::Sleep;
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::observe::Observer;
 use super::piece::nonsense;
@@ -49,6 +50,8 @@ pub struct Running {
     silence: Option<Pin<Box<Sleep>>>,
     /// Asked of the fleet while no piece has come.
     watch: Option<(Watch, Pin<Box<Sleep>>)>,
+    /// Ready when the gateway's own end does not wait any longer.
+    ending: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 /// Chooses a worker and hands it the job.
@@ -71,6 +74,7 @@ pub fn start(app: &Arc<App>, job: Job, arrived: Instant) -> Result<Running> {
         over: false,
         silence: None,
         watch: None,
+        ending: Box::pin(app.ending.clone().cancelled_owned()),
     };
     app.fleet.earn_retry();
     loop {
@@ -291,6 +295,12 @@ impl Stream for Running {
         loop {
             if this.over {
                 return Poll::Ready(None);
+            }
+            if this.ending.as_mut().poll(cx).is_ready() {
+                this.over = true;
+                this.observer.abandoned(true);
+                let text = "the gateway stops and its drain timeout has passed; send the request again";
+                return Poll::Ready(Some(Err(with_wait(Error::new(ErrorCode::Unavailable, text)))));
             }
             let (at, error) = match this.poll_legs(cx) {
                 Poll::Ready((at, Ok(mut piece))) => {

@@ -30,7 +30,7 @@ pub async fn encode(
     model: &Arc<Model>,
     prompt: Prompt,
     add_special: bool,
-    field: &'static str,
+    field: &str,
 ) -> Result<Vec<u32>> {
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
@@ -47,7 +47,7 @@ pub async fn encode(
 }
 
 /// Refuses a text of too many tokens, however they are cut.
-fn refuse_hopeless(text: &str, at_least: usize, limits: Limits, field: &'static str) -> Result<()> {
+fn refuse_hopeless(text: &str, at_least: usize, limits: Limits, field: &str) -> Result<()> {
     let (limit, owner) = match limits.pool_tokens < limits.context_length {
         true => (limits.pool_tokens as usize, "what the worker's KV pool holds"),
         false => (limits.context_length as usize, "the context length"),

@@ -31,6 +31,15 @@ pub(super) fn check(
         );
         return Err(Error::new(ErrorCode::PermissionDenied, message).with_field("host"));
     }
+    // A page's picture or link sends no Origin, but browsers say whose request it is (https://w3.org/TR/fetch-metadata).
+    if let Some(site) = headers.get("sec-fetch-site")
+        && !matches!(site.as_bytes(), b"same-origin" | b"none")
+    {
+        let site = site.to_str().unwrap_or_default();
+        let message =
+            format!("sec-fetch-site is '{site}'; admin calls from web pages of another site are refused");
+        return Err(Error::new(ErrorCode::PermissionDenied, message).with_field("sec-fetch-site"));
+    }
     let Some(origin) = headers.get(ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().unwrap_or_default();
     let same = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
@@ -87,6 +96,18 @@ mod tests {
         assert!(!verdict("evil.example", None, "0.0.0.0", false));
         assert!(verdict("router.internal", None, "router.internal", false));
         assert!(verdict("router.internal", None, "0.0.0.0", true));
+    }
+
+    #[test]
+    fn a_foreign_pages_picture_or_link_is_refused_even_with_a_key() {
+        for (site, allowed) in
+            [("same-origin", true), ("none", true), ("cross-site", false), ("same-site", false), ("x", false)]
+        {
+            let mut headers = HeaderMap::new();
+            headers.insert(HOST, "127.0.0.1:8080".parse().expect("a header"));
+            headers.insert("sec-fetch-site", site.parse().expect("a header"));
+            assert_eq!(check(&headers, None, "127.0.0.1", true).is_ok(), allowed, "{site}");
+        }
     }
 
     #[test]

@@ -41,6 +41,7 @@ const ROUTES: &[Route] = &[
     route("/v1/score", Access::Client),
     route("/score", Access::Client),
     route("/health", Access::Open),
+    route("/health_generate", Access::Open),
     route("/readiness", Access::Open),
     route("/liveness", Access::Open),
     route("/metrics", Access::Admin),

@@ -24,6 +24,7 @@ type Answered = std::result::Result<Response, Refusal>;
 pub(super) fn routes() -> Router<Arc<App>> {
     metrics_routes()
         .route("/health", get(health))
+        .route("/health_generate", get(health))
         .route("/readiness", get(readiness))
         .route("/liveness", get(liveness))
         .route("/server_info", get(info::server))

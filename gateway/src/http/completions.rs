@@ -70,17 +70,18 @@ async fn prepare(intake: &Intake, request: CompletionRequest) -> Result<(Vec<Run
     guards.insert(0, lead);
     let mut ready = Vec::with_capacity(prompts.len());
     let mut echoes = Vec::new();
-    for prompt in prompts {
+    let listed = prompts.len() > 1;
+    for (position, prompt) in prompts.into_iter().enumerate() {
+        let field = if listed { format!("prompt[{position}]") } else { "prompt".to_owned() };
         if echo {
             echoes.push(match &prompt {
                 Prompt::Text(text) => text.clone(),
                 Prompt::Tokens(tokens) => decode(app, model, tokens.clone()).await?,
             });
         }
-        let tokens =
-            dispatch::encode(&app.offload, model, prompt, model.add_special_tokens, "prompt").await?;
+        let tokens = dispatch::encode(&app.offload, model, prompt, model.add_special_tokens, &field).await?;
         let mut own = sampling.clone();
-        own.fit(tokens.len(), limits, CompletionRequest::FIT)?;
+        own.fit(tokens.len(), limits, CompletionRequest::FIT.of(&field))?;
         ready.push((tokens, own));
     }
     let top = logprobs.as_ref().map(|logprobs| logprobs.top);

@@ -9,9 +9,9 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
 use branchline_core::Result;
-use branchline_protocol::LeaseNote;
 use branchline_protocol::native::{Finish, GenerateAnswer, GenerateRequest, Meta, MetaLogprobs};
 use branchline_protocol::openai::FinishReason;
+use branchline_protocol::{LeaseNote, Prompt};
 use futures_util::StreamExt as _;
 use http::{Request, StatusCode};
 
@@ -56,12 +56,17 @@ async fn serve(intake: Intake) -> Result<Response> {
 async fn prepare(intake: &Intake, request: GenerateRequest) -> Result<Vec<Running>> {
     let (app, model, limits) = (&intake.app, &intake.model, intake.limits());
     let mut ready = Vec::with_capacity(request.items.len());
-    for item in request.items {
+    for (position, item) in request.items.into_iter().enumerate() {
+        let field = match item.prompt {
+            Prompt::Text(_) => "text",
+            Prompt::Tokens(_) => "input_ids",
+        };
+        let field = if request.batch { format!("{field}[{position}]") } else { field.to_owned() };
         let live = intake.register(item.rid, "")?;
         let tokens =
-            dispatch::encode(&app.offload, model, item.prompt, model.add_special_tokens, "text").await?;
+            dispatch::encode(&app.offload, model, item.prompt, model.add_special_tokens, &field).await?;
         let mut sampling = item.sampling;
-        sampling.fit(tokens.len(), limits, GenerateRequest::FIT)?;
+        sampling.fit(tokens.len(), limits, GenerateRequest::FIT.of(&field))?;
         if let Some(logprobs) = &item.logprobs {
             logprobs.fit(tokens.len(), "logprob_start_len")?;
         }

@@ -18,6 +18,9 @@ use crate::app::App;
 use crate::dispatch::{self, Job, JobLease, LeaseWant, LiveGuard, Model, Running};
 use crate::guard::{KeyHash, read_body};
 
+/// Longest name of a model.
+const MAX_NAME_BYTES: usize = 1024;
+
 /// A request for an engine.
 pub(super) struct Intake {
     pub(super) app: Arc<App>,
@@ -98,6 +101,10 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
 /// The engines' model for a name; none, "" and "default" mean the first unless a model has that very name.
 pub(super) fn resolve(app: &App, name: Option<&str>) -> Result<(Arc<Model>, String)> {
     let name = name.unwrap_or_default();
+    if name.len() > MAX_NAME_BYTES {
+        let text = format!("`model` has {} bytes; a name has at most {MAX_NAME_BYTES}", name.len());
+        return Err(branchline_core::Error::invalid("model", text));
+    }
     let own = app.fleet.canonical(name);
     if let Some(model) = app.fleet.model(own.as_deref().unwrap_or(name)) {
         return Ok((model, name.to_owned()));

@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::dispatch::{self, LeaseName, read_lease};
 use crate::guard::read_body;
 
-const FIT: Fit = Fit { prompt: "prompt", limit: "ttl_ms", default: Some(0) };
+const FIT: Fit<'static> = Fit { prompt: "prompt", limit: "ttl_ms", default: Some(0) };
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()

@@ -40,7 +40,7 @@ pub struct GenerateRequest {
 
 impl GenerateRequest {
     /// How a prompt is fitted into the context: 128 tokens unless the client says otherwise.
-    pub const FIT: Fit =
+    pub const FIT: Fit<'static> =
         Fit { prompt: "input_ids", limit: "sampling_params.max_new_tokens", default: Some(128) };
 
     /// Reads and checks a request.

@@ -31,7 +31,7 @@ pub struct ChatRequest {
 
 impl ChatRequest {
     /// How a chat is fitted into the context.
-    pub const FIT: Fit = Fit { prompt: "messages", limit: "max_completion_tokens", default: None };
+    pub const FIT: Fit<'static> = Fit { prompt: "messages", limit: "max_completion_tokens", default: None };
 
     /// Reads and checks a request.
     ///

@@ -30,7 +30,7 @@ pub struct CompletionRequest {
 
 impl CompletionRequest {
     /// How a prompt is fitted into the context: this endpoint's limit is 16 tokens unless the client says more.
-    pub const FIT: Fit = Fit { prompt: "prompt", limit: "max_tokens", default: Some(16) };
+    pub const FIT: Fit<'static> = Fit { prompt: "prompt", limit: "max_tokens", default: Some(16) };
 
     /// Reads and checks a request.
     ///

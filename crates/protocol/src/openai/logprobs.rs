@@ -114,7 +114,7 @@ impl CompletionLogprobs {
     pub fn new(positions: &[Position], top: u32, offsets: &mut Offsets, spelling: &impl Spelling) -> Self {
         let mut out = Self { top_logprobs: (top > 0).then(Vec::new), ..Self::default() };
         for position in positions {
-            let text = spelling.text(position.id);
+            let text = name(position.id, spelling);
             let shown = if spelling.shows(position.id) { spelling.bytes(position.id) } else { Vec::new() };
             out.text_offset.push(offsets.place(&shown));
             out.tokens.push(text);
@@ -142,17 +142,27 @@ fn alternatives(position: &Position, spelling: &impl Spelling) -> Map<String, Va
     let own = position.logprob.map(|logprob| (position.id, logprob));
     let own = own.filter(|&(id, _)| position.top.iter().all(|&(other, _)| other != id));
     for (id, logprob) in position.top.iter().copied().chain(own) {
-        let mut key = spelling.text(id);
-        let bytes = spelling.bytes(id);
-        if std::str::from_utf8(&bytes).is_err() {
-            key = bytes.iter().fold("bytes:".to_owned(), |key, byte| key + &format!("\\x{byte:02x}"));
-        }
+        let mut key = name(id, spelling);
         if map.contains_key(&key) {
             key = format!("token_id:{id}");
         }
-        map.insert(key, Value::from(finite(logprob)));
+        map.insert(key, shortest(finite(logprob)));
     }
     map
+}
+
+/// A token's text, or its bytes where they are no UTF-8 by themselves: the same name in every column.
+fn name(id: u32, spelling: &impl Spelling) -> String {
+    let bytes = spelling.bytes(id);
+    if std::str::from_utf8(&bytes).is_ok() {
+        return spelling.text(id);
+    }
+    bytes.iter().fold("bytes:".to_owned(), |key, byte| key + &format!("\\x{byte:02x}"))
+}
+
+/// A 32-bit number with the digits that tell it from its neighbours, not those of its 64-bit equal.
+fn shortest(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or_else(|_| Value::from(number), Value::from)
 }
 
 #[cfg(test)]

@@ -38,6 +38,17 @@ pub fn read_template_input(fields: &Fields<'_>, tools: &Tools) -> Result<ChatTem
             "`continue_final_message` and `add_generation_prompt` are both true; set one of them",
         ));
     }
+    if let Some(kwargs) = fields.object("chat_template_kwargs")? {
+        for name in ["chat_template", "messages", "tools"] {
+            if kwargs.get(name).is_some() {
+                let path = kwargs.path(name);
+                let text = format!(
+                    "`{path}` can't be given by a request: templates are the operator's; leave it out"
+                );
+                return Err(Error::invalid(path, text));
+            }
+        }
+    }
     Ok(ChatTemplateInput {
         messages: messages(fields)?,
         tools: tools.for_template(),

@@ -194,7 +194,7 @@ class Launcher:
     async def _stop(self) -> None:
         """Gateway first, so that it ends its streams; then engines; then whatever is left by force."""
         if self._children():
-            self._say("stopping; Ctrl-C again kills at once")
+            self._say("stopping: running requests may end first, up to --drain-timeout; Ctrl-C again kills at once")
         deadline = time.monotonic() + STOP_GRACE_S
         for group in ([self._router], self._engines):
             running = [child for child in group if child is not None and child.is_running]
