@@ -105,6 +105,12 @@ def test_serve_gives_each_table_its_own_options() -> None:
     assert plan.url == "http://[::1]:9"
 
 
+def test_an_option_of_both_tables_reaches_both_in_their_own_writing() -> None:
+    plan = serve.resolve(["m.gguf", "--drain-timeout", "2.5", "--log-level", "warn"], {}, GATEWAY)
+    assert set(plan.engine_arguments) == {"--drain-timeout=2.5", "--log-level=warn"}
+    assert plan.router_arguments == ("--log-level", "warn", "--drain-timeout", "2.5s")
+
+
 def test_serve_reports_faults_of_all_tables_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         serve.resolve(["--workers", "0", "--page-size", "x", "--polcy", "a"], {}, GATEWAY)

@@ -23,6 +23,9 @@ from branchline.engine.options import option
 PROG = "branchline serve"
 _OWN = ("host", "port", "parent_pid", "tls_cert", "tls_key", "tls_client_ca")  # engine options that serve sets itself
 
+# Flags of both tables, which both get, and how the gateway writes their value.
+_SHARED = {"--log-level": "{}", "--otlp-endpoint": "{}", "--drain-timeout": "{:g}s"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
@@ -70,7 +73,7 @@ def resolve(argv: Sequence[str], env: Mapping[str, str], gateway: router.Router)
     """What to start. Raises ConfigError with every fault of all three tables' flags."""
     engine_flags = {row.flag for row in options.table(EngineConfig) if row.name not in _OWN}
     ours = [*engine_flags, *(row.flag for row in options.table(ServeConfig)), "--config", "--help"]
-    shared = [flag for flag in ("--log-level", "--otlp-endpoint") if flag in engine_flags]
+    shared = [flag for flag in _SHARED if flag in engine_flags]
     rest, theirs = router.split(argv, gateway.flags, ours)
     parser = options.parser(EngineConfig, PROG, _DESCRIPTION, skip=_OWN)
     options.extend(parser, ServeConfig)
@@ -89,7 +92,7 @@ def resolve(argv: Sequence[str], env: Mapping[str, str], gateway: router.Router)
     for flag in shared:
         name = flag[2:].replace("-", "_")
         if name in flags:
-            theirs += [flag, str(flags[name])]
+            theirs += [flag, _SHARED[flag].format(flags[name])]
     return Plan(
         model=config.model,
         workers=serve.workers,

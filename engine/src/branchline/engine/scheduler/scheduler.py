@@ -26,6 +26,7 @@ from branchline.engine.scheduler.pages import PageTables, move_pages
 from branchline.engine.scheduler.progress import Outbox, Progress
 from branchline.engine.scheduler.sequence import Group, Sequence
 from branchline.engine.scheduler.sharing import Inflight
+from branchline.engine.scheduler.turns import Claim, Turns
 from branchline.engine.scheduler.waiting import WaitingQueue
 from branchline.engine.speculative.controller import Drafter
 from branchline.engine.types import Executor, FinishReason, RowResult
@@ -148,9 +149,12 @@ class Scheduler:
             drafting.force(rows, self.pages, self.options.max_step_tokens, self._unfilled() + len(rows))
         if self._prefilling or len(self.waiting):
             room = self._allowance(rows)
-            self._add_prefills(rows, room, now)
+            turns = self._turns()
+            self._add_prefills(rows, room, turns, now)
             if len(self.waiting) and room.tokens > 0 and self.running < self.options.max_running_requests:
-                self._admit(rows, room, now)
+                self._admit(rows, room, turns, now)
+            if turns.left and not turns.top_up(rows, self._prefilling, room, self.options.chunk, self.pages):
+                self._add_prefills(rows, room, Turns((), 0), now)
         move_pages(self._cache, self._executor)
         return pack(rows, self.pages.page_size, decodes) if rows else None
 
@@ -184,13 +188,21 @@ class Scheduler:
             sequence.pages.append(page)
         rows.extend(Row(sequence, sequence.computed, 1) for sequence in self._decoding.values())
 
-    def _add_prefills(self, rows: list[Row], room: Allowance, now: float) -> None:
+    def _turns(self) -> Turns:
+        """Everybody who could take prompt tokens now."""
+        free = self.running < self.options.max_running_requests
+        return Turns.of(self._prefilling.values(), self.waiting.window() if free else (), self._pass)
+
+    def _add_prefills(self, rows: list[Row], room: Allowance, turns: Turns, now: float) -> None:
         for sequence in list(self._prefilling.values()):
             if sequence.number not in self._prefilling:  # retracted or failed for an earlier one
                 continue
             wanted = min(room.room(sequence.computed), self.options.chunk, sequence.work)
             if wanted <= 0:
                 return
+            wanted = turns.share(Claim.running(sequence), wanted)
+            if wanted <= 0:
+                continue
             count = self._guard(sequence, self._extend, sequence, wanted, rows)
             if count is None:
                 continue
@@ -272,12 +284,14 @@ class Scheduler:
 
     # ---- admission --------------------------------------------------------------------------
 
-    def _admit(self, rows: list[Row], room: Allowance, now: float) -> None:
+    def _admit(self, rows: list[Row], room: Allowance, turns: Turns, now: float) -> None:
         self._refresh()
         for sequence in self.waiting.order(self._pass, now):
             if room.room(sequence.matched) <= 0 or self.running >= self.options.max_running_requests:
                 return
             if sequence.finished:  # a sibling's fault in this pass ended the request
+                continue
+            if turns.passes(Claim.waiting(sequence)):
                 continue
             count = self._guard(sequence, self._try, sequence, room, now)
             if count is None:
