@@ -106,8 +106,8 @@ def test_serve_gives_each_table_its_own_options() -> None:
 
 
 def test_an_option_of_both_tables_reaches_both_in_their_own_writing() -> None:
-    plan = serve.resolve(["m.gguf", "--drain-timeout", "2.5", "--log-level", "warn"], {}, GATEWAY)
-    assert set(plan.engine_arguments) == {"--drain-timeout=2.5", "--log-level=warn"}
+    plan = serve.resolve(["m.gguf", "--drain-timeout", "2.5", "--log-level", "warning"], {}, GATEWAY)
+    assert set(plan.engine_arguments) == {"--drain-timeout=2.5", "--log-level=warning"}
     assert plan.router_arguments == ("--log-level", "warn", "--drain-timeout", "2.5s")
 
 

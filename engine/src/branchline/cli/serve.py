@@ -10,8 +10,9 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from branchline.cli import extensions, router
 from branchline.cli.engine import report
@@ -24,7 +25,11 @@ PROG = "branchline serve"
 _OWN = ("host", "port", "parent_pid", "tls_cert", "tls_key", "tls_client_ca")  # engine options that serve sets itself
 
 # Flags of both tables, which both get, and how the gateway writes their value.
-_SHARED = {"--log-level": "{}", "--otlp-endpoint": "{}", "--drain-timeout": "{:g}s"}
+_SHARED: dict[str, Callable[[Any], str]] = {
+    "--log-level": lambda level: "warn" if level == "warning" else str(level),
+    "--otlp-endpoint": str,
+    "--drain-timeout": lambda seconds: f"{float(seconds):g}s",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +97,7 @@ def resolve(argv: Sequence[str], env: Mapping[str, str], gateway: router.Router)
     for flag in shared:
         name = flag[2:].replace("-", "_")
         if name in flags:
-            theirs += [flag, _SHARED[flag].format(flags[name])]
+            theirs += [flag, _SHARED[flag](flags[name])]
     return Plan(
         model=config.model,
         workers=serve.workers,
