@@ -81,9 +81,21 @@ def crate_walls() -> list[str]:
     return faults
 
 
+def left_out_tests() -> list[str]:
+    """Files of integration tests that their crate's one test program does not name, and so would never run."""
+    faults = []
+    for root in [path for path in tracked() if path.endswith("/tests/main.rs")]:
+        named = set(re.findall(r"^mod (\w+);", (ROOT / root).read_text(), re.M))
+        folder = root.removesuffix("/main.rs")
+        for path in (ROOT / folder).glob("*.rs"):
+            if path.stem != "main" and path.stem not in named:
+                faults.append(f"{folder}/{path.name} is not named in {root}: it would never run")
+    return faults
+
+
 def main() -> int:
     """Runs all checks."""
-    faults = crate_walls()
+    faults = crate_walls() + left_out_tests()
     source = test = 0
     for path in tracked():
         if path.startswith(SKIP) or any(part in path for part in SKIP):

@@ -1,10 +1,8 @@
 //! A stream of an engine that dies goes on at another one that promises the same bits, or ends in one error event.
 
-mod kit;
-
+use crate::kit::Gateway;
 use branchline_testkit::{Act, EngineSetup, FakeEngine};
 use branchline_worker::proto::{self, FinishReason, SequenceDelta};
-use kit::Gateway;
 use serde_json::{Value, json};
 
 const WORDS: [&str; 6] = ["one ", "two ", "three ", "four ", "five ", "six"];

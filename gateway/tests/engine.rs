@@ -1,12 +1,10 @@
 //! The API handlers over real HTTP, before a scripted engine on a real gRPC socket.
 
-mod kit;
-
 use std::time::Duration;
 
+use crate::kit::{Answer, Gateway};
 use branchline_testkit::{Act, EngineSetup, FakeEngine, within};
 use branchline_worker::proto::{self, FinishReason, SequenceDelta};
-use kit::{Answer, Gateway};
 use serde_json::{Value, json};
 
 async fn engine() -> FakeEngine {

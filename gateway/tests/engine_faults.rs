@@ -1,14 +1,12 @@
 //! Faults of engines behind the whole gateway: stuck ones are raced, failing ones shut out, full ones avoided.
 
-mod kit;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::kit::Gateway;
 use branchline_testkit::{Act, EngineSetup, FakeEngine, within};
 use branchline_worker::proto::{self, FinishReason, SequenceDelta};
-use kit::Gateway;
 use serde_json::json;
 
 /// The whole answer: one token, one end.

@@ -1,13 +1,11 @@
 //! Keys, Host and Origin, body limits, probes, admin routes, and the end of a gateway's life.
 
-mod kit;
-
 use std::time::Duration;
 
+use crate::kit::Gateway;
 use branchline_testkit::{
     EngineSetup, FakeEngine, ScriptedWorker, Step, chunk, event_stream, last_chunk, response,
 };
-use kit::Gateway;
 
 async fn plain_worker() -> ScriptedWorker {
     ScriptedWorker::start(|_| vec![Step::Send(response(200, &[], b"{}"))]).await.expect("a free port")
@@ -69,7 +67,7 @@ async fn a_head_that_never_ends_is_given_up() {
     client.write(b"GET /health HTTP/1.1\r\nx: ").await;
     let mut rest = Vec::new();
     let end = tokio::io::AsyncReadExt::read_to_end(&mut client.stream, &mut rest);
-    assert!(tokio::time::timeout(kit::PATIENCE, end).await.is_ok(), "the connection stays open");
+    assert!(tokio::time::timeout(crate::kit::PATIENCE, end).await.is_ok(), "the connection stays open");
 }
 
 #[tokio::test]
@@ -92,7 +90,7 @@ async fn workers_are_listed_added_and_removed() {
     assert_eq!(gateway.post("/workers", &body).await.status, 409);
     assert_eq!(gateway.post("/workers", r#"{"url":"ftp://x"}"#).await.status, 400);
     let ready = gateway.app.fleet.wait_until(|fleet| fleet.workers().iter().all(|worker| worker.is_ready()));
-    tokio::time::timeout(kit::PATIENCE, ready).await.expect("it becomes ready");
+    tokio::time::timeout(crate::kit::PATIENCE, ready).await.expect("it becomes ready");
     assert_eq!(gateway.get("/health").await.json()["workers"][0]["url"], worker.url());
     let id = added.json()["id"].as_str().expect("an id").to_owned();
     assert_eq!(gateway.call("DELETE", &format!("/workers/{id}"), &[], "").await.status, 200);

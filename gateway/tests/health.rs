@@ -1,13 +1,11 @@
 //! Cases of the areas health and retry before scripted HTTP workers: breakers, suspicion, budgets, with the defaults.
 
-mod kit;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::kit::{Answer, Gateway};
 use branchline_testkit::{ScriptedWorker, Seen, Step, chunk, event_stream, last_chunk, response};
-use kit::{Answer, Gateway};
 
 const PLAIN: &str = r#"{"model":"m","prompt":"x"}"#;
 const STREAM: &str = r#"{"model":"m","prompt":"x","stream":true}"#;

@@ -1,12 +1,10 @@
 //! What ends a request early before engines: aborts, deadlines, leaving clients; and the bound on connections.
 
-mod kit;
-
 use std::time::Duration;
 
+use crate::kit::{Client, Gateway};
 use branchline_testkit::{EngineSetup, FakeEngine, within};
 use branchline_worker::proto::{Finish, FinishReason, SequenceDelta};
-use kit::{Client, Gateway};
 use serde_json::{Value, json};
 
 async fn engine() -> FakeEngine {

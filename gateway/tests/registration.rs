@@ -1,9 +1,7 @@
 //! `/workers` and its older forms, state files, worker files, aliases, sessions, explanations.
 
-mod kit;
-
+use crate::kit::{Gateway, PATIENCE};
 use branchline_testkit::{EngineSetup, FakeEngine, ScriptedWorker, Seen, Step, response};
-use kit::{Gateway, PATIENCE};
 use serde_json::json;
 
 async fn worker(script: impl Fn(&Seen) -> Vec<Step> + Send + Sync + 'static) -> ScriptedWorker {

@@ -1,11 +1,9 @@
 //! The relay before scripted HTTP workers: bytes, retries, broken streams, leaving clients.
 
-mod kit;
-
 use std::time::Duration;
 
+use crate::kit::Gateway;
 use branchline_testkit::{ScriptedWorker, Seen, Step, chunk, event_stream, last_chunk, response};
-use kit::Gateway;
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"x"}],"stream":true}"#;
 const FIRST: &str = "data: {\"id\":\"c1\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"The answer\"},\"finish_reason\":null}]}\n\n";
@@ -68,7 +66,7 @@ async fn stream_utf8_cut_by_network_is_relayed_byte_for_byte() {
 }
 
 /// The last event is an error, there is one of them, and nothing says that the stream ended well.
-fn assert_broken(answer: &kit::Answer, before: &[&str]) {
+fn assert_broken(answer: &crate::kit::Answer, before: &[&str]) {
     let events = answer.events();
     assert!(answer.complete, "{}", answer.text());
     assert_eq!(events.len(), before.len() + 1, "{events:?}");
@@ -392,7 +390,7 @@ async fn names_that_mean_the_first_model_are_replaced_once_it_is_known_and_pass_
             let gateway = Gateway::start(&[], &[echo.url()]).await;
             if known {
                 let told = gateway.app.fleet.wait_until(|fleet| !fleet.names().is_empty());
-                tokio::time::timeout(kit::PATIENCE, told).await.expect("the models are told");
+                tokio::time::timeout(crate::kit::PATIENCE, told).await.expect("the models are told");
             }
             let answer = gateway.post("/v1/completions", &body).await;
             assert_eq!(answer.status, 200, "{}", answer.text());

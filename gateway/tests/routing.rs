@@ -1,9 +1,7 @@
 //! Cases of the areas headers, retry and routing before scripted HTTP workers.
 
-mod kit;
-
+use crate::kit::Gateway;
 use branchline_testkit::{ScriptedWorker, Seen, Step, chunk, event_stream, response};
-use kit::Gateway;
 
 const STREAM: &str = r#"{"model":"m","prompt":"x","stream":true}"#;
 

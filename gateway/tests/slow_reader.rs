@@ -1,13 +1,11 @@
 //! The case stream-slow-reader: memory stays bounded and only the slow reader pays. One test at a time: they measure
 //! the resident memory of this process, in which gateway, worker and clients all run.
 
-mod kit;
-
 use std::time::{Duration, Instant};
 
+use crate::kit::{Client, Gateway};
 use branchline_testkit::{EngineSetup, FakeEngine, ScriptedWorker, Step, event_stream, within};
 use branchline_worker::proto::{Finish, FinishReason, SequenceDelta};
-use kit::{Client, Gateway};
 use serde_json::json;
 use tokio::sync::Mutex;
 

@@ -1,0 +1,15 @@
+//! All of the gateway's integration tests in one program: each alone would link the whole stack anew.
+
+mod continuation;
+mod engine;
+mod engine_faults;
+mod guard;
+mod health;
+mod kit;
+mod limits;
+mod process;
+mod reference;
+mod registration;
+mod relay;
+mod routing;
+mod slow_reader;
