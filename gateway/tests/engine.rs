@@ -216,7 +216,7 @@ async fn each_bad_request_names_its_field_and_costs_only_itself() {
     // More than the context even in the longest tokens.
     let hopeless = "x".repeat(30_000);
     let cases: Vec<(&str, String, u16, Value)> = vec![
-        ("/v1/chat/completions", "{\"model\": }".into(), 400, Value::Null),
+        ("/v1/chat/completions", "{\"model\": }".into(), 400, json!("model")),
         ("/v1/chat/completions", "[".repeat(100_000), 400, Value::Null),
         ("/v1/chat/completions", chat(json!({"temperature": "hot"})), 400, json!("temperature")),
         ("/v1/chat/completions", chat(json!({"model": "other"})), 404, json!("model")),
