@@ -1,13 +1,11 @@
 //! Cases of the area admission: a place is held to the last byte, a queue is bounded, a push-back is soon forgotten.
 
-mod kit;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::kit::Gateway;
 use branchline_testkit::{ScriptedWorker, Step, chunk, event_stream, last_chunk, response, within};
-use kit::Gateway;
 use tokio::sync::watch;
 
 const BODY: &str = r#"{"model":"m","prompt":"x","stream":true}"#;

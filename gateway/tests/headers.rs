@@ -1,11 +1,9 @@
 //! Cases of the areas headers and security at the gateway: what of a client's request may reach a worker.
 
-mod kit;
-
+use crate::kit::Gateway;
 use branchline_testkit::{
     EngineSetup, FakeEngine, ScriptedWorker, Seen, Step, chunk, event_stream, last_chunk, response,
 };
-use kit::Gateway;
 use serde_json::json;
 
 async fn echo() -> ScriptedWorker {
@@ -188,7 +186,7 @@ async fn the_first_model_is_found_by_its_alias() {
     worker.serve_models(&["org/model"]);
     let gateway = Gateway::start(&[], &[worker.url()]).await;
     let known = gateway.app.fleet.wait_until(|fleet| !fleet.names().is_empty());
-    tokio::time::timeout(kit::PATIENCE, known).await.expect("its models are known");
+    tokio::time::timeout(crate::kit::PATIENCE, known).await.expect("its models are known");
     let answer = gateway.get("/v1/models/default").await;
     assert_eq!((answer.status, answer.json()["id"].as_str()), (200, Some("org/model")));
     assert_eq!(gateway.get("/v1/models/other").await.status, 404);

@@ -1,9 +1,16 @@
 //! All of the gateway's integration tests in one program: each alone would link the whole stack anew.
 
+mod admission;
+mod continuation;
 mod continuation;
 mod engine;
+mod engine;
+mod engine_faults;
 mod engine_faults;
 mod guard;
+mod guard;
+mod headers;
+mod health;
 mod health;
 mod kit;
 mod limits;
@@ -13,3 +20,4 @@ mod registration;
 mod relay;
 mod routing;
 mod slow_reader;
+mod wire;

@@ -1,11 +1,9 @@
 //! Clients' bytes that two parsers could read differently, come too slowly, or grow: refused before anything serves them.
 
-mod kit;
-
 use std::time::{Duration, Instant};
 
+use crate::kit::{Answer, Gateway};
 use branchline_testkit::{ScriptedWorker, Step, response};
-use kit::{Answer, Gateway};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 async fn plain_worker() -> ScriptedWorker {
@@ -20,11 +18,11 @@ async fn raw(gateway: &Gateway, bytes: &str) -> Answer {
 }
 
 /// Waits until the gateway ends the connection; what it sent.
-async fn closed(client: &mut kit::Client) -> Vec<u8> {
+async fn closed(client: &mut crate::kit::Client) -> Vec<u8> {
     let mut rest = Vec::new();
     let end = client.stream.read_to_end(&mut rest);
     // A reset is an end too.
-    drop(tokio::time::timeout(kit::PATIENCE, end).await.expect("the connection is closed"));
+    drop(tokio::time::timeout(crate::kit::PATIENCE, end).await.expect("the connection is closed"));
     rest
 }
 
@@ -125,7 +123,11 @@ async fn heads_and_bodies_that_dribble_are_given_up() {
             }
         });
         let mut rest = Vec::new();
-        drop(tokio::time::timeout(kit::PATIENCE, read.read_to_end(&mut rest)).await.expect("it is closed"));
+        drop(
+            tokio::time::timeout(crate::kit::PATIENCE, read.read_to_end(&mut rest))
+                .await
+                .expect("it is closed"),
+        );
         assert!(started.elapsed() >= Duration::from_millis(300));
         dribble.abort();
     }
