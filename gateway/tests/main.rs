@@ -2,15 +2,10 @@
 
 mod admission;
 mod continuation;
-mod continuation;
-mod engine;
 mod engine;
 mod engine_faults;
-mod engine_faults;
-mod guard;
 mod guard;
 mod headers;
-mod health;
 mod health;
 mod kit;
 mod limits;
