@@ -1,10 +1,8 @@
 //! Tool calls, reasoning, Anthropic's Messages and OpenAI's Responses over real HTTP, before a scripted engine.
 
-mod kit;
-
+use crate::kit::{Answer, Gateway};
 use branchline_testkit::{Act, EngineSetup, FakeEngine, within};
 use branchline_worker::proto::{self, FinishReason};
-use kit::{Answer, Gateway};
 use serde_json::{Value, json};
 
 const CASES: &str = include_str!("../../tests/cases/tools.jsonl");

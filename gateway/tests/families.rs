@@ -1,12 +1,10 @@
 //! The API families beside each other: the same turn read and written by each, relayed for HTTP workers, refused by name.
 
-mod kit;
-
+use crate::kit::{Answer, Gateway};
 use branchline_testkit::{
     Act, EngineSetup, FakeEngine, ScriptedWorker, Step, chunk, event_stream, last_chunk, response, within,
 };
 use branchline_worker::proto::{self, FinishReason};
-use kit::{Answer, Gateway};
 use serde_json::{Value, json};
 
 const TURN: &str = "<think>\nI look\nit up.\n</think>\n\nSoon: <tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": [1, \"}\"]}}\n</tool_call>\n<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>";

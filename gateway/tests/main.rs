@@ -1,9 +1,11 @@
 //! All of the gateway's integration tests in one program: each alone would link the whole stack anew.
 
 mod admission;
+mod apis;
 mod continuation;
 mod engine;
 mod engine_faults;
+mod families;
 mod guard;
 mod headers;
 mod health;
