@@ -18,7 +18,7 @@ pub struct MessagesRequest {
 
 impl MessagesRequest {
     /// How a prompt is fitted into the context.
-    pub const FIT: Fit = Fit { prompt: "messages", limit: "max_tokens", default: None };
+    pub const FIT: Fit<'static> = Fit { prompt: "messages", limit: "max_tokens", default: None };
 
     /// Reads a request that is to be answered.
     ///

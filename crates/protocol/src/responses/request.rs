@@ -34,7 +34,7 @@ const UNSERVED: [&str; 4] = ["conversation", "prompt", "max_tool_calls", "contex
 
 impl ResponsesRequest {
     /// How a prompt is fitted into the context.
-    pub const FIT: Fit = Fit { prompt: "input", limit: "max_output_tokens", default: None };
+    pub const FIT: Fit<'static> = Fit { prompt: "input", limit: "max_output_tokens", default: None };
 
     /// Reads and checks a request.
     ///
