@@ -33,7 +33,12 @@ pub(super) async fn tokens(
 }
 
 /// Starts a turn; `prefix` begins its id unless the client gave one.
-pub(super) async fn begin(intake: &Intake, mut chat: ChatRequest, fit: Fit, prefix: &str) -> Result<Turn> {
+pub(super) async fn begin(
+    intake: &Intake,
+    mut chat: ChatRequest,
+    fit: Fit<'_>,
+    prefix: &str,
+) -> Result<Turn> {
     let live = intake.register(chat.rid.take(), prefix)?;
     let mut manner = Manner::of(&intake.app, &intake.model, &chat);
     let tokens = tokens(intake, &chat, &mut manner, fit.prompt).await?;
