@@ -23,7 +23,7 @@ pub(super) async fn tokens(
     intake: &Intake,
     chat: &ChatRequest,
     manner: &mut Manner,
-    field: &'static str,
+    field: &str,
 ) -> Result<Vec<u32>> {
     let offload = &intake.app.offload;
     let text = dispatch::render(offload, &intake.model, chat.input.clone(), intake.bytes).await?;
