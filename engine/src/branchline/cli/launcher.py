@@ -7,11 +7,11 @@ the gateway first and the engines after it. A second signal kills. Leaves no orp
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import signal
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -220,7 +220,7 @@ def _answers(url: str) -> bool:
     try:
         with opener.open(url, timeout=5) as answer:
             return int(answer.status) == 200
-    except (OSError, urllib.error.URLError):
+    except (OSError, http.client.HTTPException):  # nobody, or somebody of another protocol
         return False
 
 
