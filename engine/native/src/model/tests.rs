@@ -121,6 +121,21 @@ fn product(
     out
 }
 
+/// K formats round the products of two scales to f16, one part in 2048, of a weight's two parts each: these may be twice
+/// as large as any weight of the block, whose sum they are.
+fn rounded_scales(format: Format, input: &[f64], weights: &[f32]) -> f64 {
+    if !matches!(format, Format::Q4K | Format::Q6K) {
+        return 0.0;
+    }
+    let blocks = input.chunks(32).zip(weights.chunks(32));
+    blocks
+        .map(|(input, weights)| {
+            let most = weights.iter().fold(0.0f64, |most, weight| most.max(f64::from(weight.abs())));
+            2.0 * most * input.iter().map(|value| value.abs()).sum::<f64>()
+        })
+        .sum()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
@@ -149,9 +164,10 @@ proptest! {
                 let exact = if linear.form().integer { quantised(input) } else { input.iter().map(|&v| f64::from(v)).collect() };
                 let found = &out[row * linear.width()..][..outputs];
                 for (n, value) in found.iter().enumerate() {
-                    let terms = exact.iter().zip(&weights[n * cols..]).map(|(a, w)| a * f64::from(*w));
+                    let own = &weights[n * cols..][..cols];
+                    let terms = exact.iter().zip(own).map(|(a, w)| a * f64::from(*w));
                     let (sum, size) = terms.fold((0.0, 0.0), |(s, t), term| (s + term, t + term.abs()));
-                    // K formats round the product of two scales to f16: one part in 2048.
+                    let size = size + rounded_scales(format, &exact, own);
                     prop_assert!((f64::from(*value) - sum).abs() <= size * 6e-4 + 1e-6, "{format:?} {value} {sum}");
                 }
                 let alone = product(kernels, &linear, input, 1, cols, 1);
