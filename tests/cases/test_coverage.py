@@ -41,7 +41,6 @@ NOT_CLAIMED = {
 # Cases of claimed areas that wait for another part.
 LATER = {
     "tools-no-parallel-calls": "no constraint of automatic calls yet",
-    "tools-tool-without-parameters": "no grammar backend in the engine yet",
 }
 
 

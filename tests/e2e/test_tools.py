@@ -15,6 +15,8 @@ import openai
 import pytest
 from branchline_router import Router
 
+from tests.cases.loader import case
+
 from .stack import Stack
 
 pytestmark = pytest.mark.model
@@ -238,3 +240,38 @@ async def test_a_router_in_a_program_reads_calls_too(stack: Stack) -> None:
         answer = await router.chat(messages, tools=CHAT_TOOLS, temperature=0, max_tokens=60)
     (call,) = answer["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+
+
+@pytest.mark.parametrize("parameters", case("tools-tool-without-parameters")["given"]["tools_parameters"])
+def test_tools_tool_without_parameters(stack: Stack, parameters: dict[str, Any] | None) -> None:
+    given = case("tools-tool-without-parameters")["given"]
+    function = {"name": "ping", **({} if parameters is None else {"parameters": parameters})}
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Ping"}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": given["tool_choice"],
+        **given["sampling_params"],
+    }
+    answer = stack.post("/v1/chat/completions", body).json()
+    choice = answer["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert all(json.loads(call["function"]["arguments"]) == {} for call in choice["message"]["tool_calls"])
+    assert answer["usage"]["completion_tokens"] < given["sampling_params"]["max_tokens"]
+
+
+def test_a_forced_call_is_made_by_the_model_in_every_family(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    question: list[Any] = [{"role": "user", "content": "Weather in Paris?"}]
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    choices: list[Any] = ["required", named]
+    for choice in choices:
+        answer = client.chat.completions.create(
+            model="default", messages=question, tools=CHAT_TOOLS, tool_choice=choice, temperature=0, max_tokens=60
+        )
+        call = (answer.choices[0].message.tool_calls or [])[0]
+        assert call.type == "function" and "city" in json.loads(call.function.arguments)
+        assert not answer.choices[0].message.content
+    for own in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        given: Any = {"tools": OWN_TOOLS, "tool_choice": own, "max_tokens": 60, "extra_body": GREEDY}
+        message = claude.messages.create(model="default", messages=question, **given)
+        assert [block.type for block in message.content][:1] == ["tool_use"] and message.stop_reason == "tool_use"
