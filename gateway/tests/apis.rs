@@ -30,7 +30,7 @@ async fn saying(
             acts.push(Act::send(proto::SequenceDelta {
                 token_ids: vec![65],
                 text: piece.clone(),
-                prompt: (position == 0).then(|| prompt.clone()),
+                prompt: (position == 0).then_some(prompt),
                 ..Default::default()
             }));
         }

@@ -33,7 +33,7 @@ async fn saying(text: &str, sizes: &[usize], given: &[(&str, &str)]) -> (FakeEng
                     // Several tokens a delta, as speculation has it.
                     token_ids: vec![65; 1 + position % 3],
                     text: piece.clone(),
-                    prompt: (position == 0).then(|| prompt.clone()),
+                    prompt: (position == 0).then_some(prompt),
                     ..Default::default()
                 })
             })
