@@ -3,8 +3,9 @@
 use branchline_core::{Error, Result};
 use serde_json::{Map, Value, json};
 
+use crate::constraint::{Constraint, response_format};
 use crate::fields::{Fields, as_string, wrong};
-use crate::openai::{ChatRequest, ChatTemplateInput, StreamOptions, Tools};
+use crate::openai::{ChatRequest, ChatTemplateInput, StreamOptions, Tools, template_kwargs};
 use crate::prompt::Routing;
 use crate::refused::unimplemented;
 use crate::{Dialect, Fit, Limits, Sampling};
@@ -45,10 +46,11 @@ impl MessagesRequest {
             return Err(unimplemented("n", "this API has one answer a request; leave it out"));
         }
         sampling.stop = stops(fields)?;
+        sampling.constrain(output_format(fields)?)?;
         sampling.constrain(tools.constraint())?;
         let (messages, continues) = messages(fields)?;
         let thinking = thinking(fields)?;
-        let mut kwargs = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
+        let mut kwargs = template_kwargs(fields)?;
         if let Some(thinking) = thinking {
             kwargs.entry("enable_thinking").or_insert(thinking.into());
         }
@@ -74,6 +76,18 @@ impl MessagesRequest {
             },
         })
     }
+}
+
+/// `output_config.format`, or `output_format`, its name before.
+fn output_format(fields: &Fields<'_>) -> Result<Option<Constraint>> {
+    let config = fields.object("output_config")?;
+    let named = match &config {
+        Some(config) => config.object("format")?.map(|format| (format, config.path("format"))),
+        None => None,
+    };
+    let older = fields.object("output_format")?.map(|format| (format, fields.path("output_format")));
+    let Some((format, field)) = named.or(older) else { return Ok(None) };
+    Ok(response_format(&format)?.map(|form| Constraint { form, field }))
 }
 
 fn thinking(fields: &Fields<'_>) -> Result<Option<bool>> {
@@ -243,6 +257,20 @@ mod tests {
             value["max_tokens"] = 5.into();
         }
         MessagesRequest::read(&Fields::of(&value, "").unwrap(), LIMITS).map(|request| request.chat)
+    }
+
+    #[test]
+    fn a_format_of_the_output_is_a_constraint_under_either_name() {
+        let format = json!({"type": "json_schema", "schema": {"type": "object"}});
+        for (body, field) in [
+            (json!({"output_config": {"format": format}}), "output_config.format"),
+            (json!({"output_format": format}), "output_format"),
+        ] {
+            assert_eq!(read(body).unwrap().sampling.constraint.expect(field).field, field);
+        }
+        assert_eq!(read(json!({"output_config": {"effort": "low"}})).unwrap().sampling.constraint, None);
+        let error = read(json!({"output_config": {"format": {"type": "xml"}}})).unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("output_config.format"));
     }
 
     #[test]

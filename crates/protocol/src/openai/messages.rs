@@ -38,24 +38,30 @@ pub fn read_template_input(fields: &Fields<'_>, tools: &Tools) -> Result<ChatTem
             "`continue_final_message` and `add_generation_prompt` are both true; set one of them",
         ));
     }
-    if let Some(kwargs) = fields.object("chat_template_kwargs")? {
-        for name in ["chat_template", "messages", "tools"] {
-            if kwargs.get(name).is_some() {
-                let path = kwargs.path(name);
-                let text = format!(
-                    "`{path}` can't be given by a request: templates are the operator's; leave it out"
-                );
-                return Err(Error::invalid(path, text));
-            }
-        }
-    }
     Ok(ChatTemplateInput {
         messages: messages(fields)?,
         tools: tools.for_template(),
         add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
         continue_final_message,
-        kwargs: fields.map("chat_template_kwargs")?.cloned().unwrap_or_default(),
+        kwargs: template_kwargs(fields)?,
     })
+}
+
+/// What a request gives the template besides its messages.
+///
+/// # Errors
+/// `InvalidArgument` for a template of the client's own, or for what has a field of its own.
+pub(crate) fn template_kwargs(fields: &Fields<'_>) -> Result<Map<String, Value>> {
+    let Some(kwargs) = fields.object("chat_template_kwargs")? else { return Ok(Map::new()) };
+    for name in ["chat_template", "messages", "tools"] {
+        if kwargs.get(name).is_some() {
+            let path = kwargs.path(name);
+            let text =
+                format!("`{path}` can't be given by a request: templates are the operator's; leave it out");
+            return Err(Error::invalid(path, text));
+        }
+    }
+    Ok(fields.map("chat_template_kwargs")?.cloned().unwrap_or_default())
 }
 
 impl ChatTemplateInput {
@@ -175,6 +181,19 @@ mod tests {
     fn refused(messages: Value) -> (String, ErrorCode) {
         let error = read(json!({"messages": messages})).expect_err(&messages.to_string());
         (error.field.unwrap_or_default(), error.code)
+    }
+
+    #[test]
+    fn a_template_is_not_the_clients_to_give() {
+        let with = |kwargs: Value| {
+            read(json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": kwargs}))
+        };
+        for name in ["chat_template", "messages", "tools"] {
+            let error = with(json!({name: "{{ 1 }}"})).expect_err(name);
+            assert_eq!(error.field, Some(format!("chat_template_kwargs.{name}")));
+            assert_eq!(error.code, ErrorCode::InvalidArgument);
+        }
+        assert_eq!(with(json!({"add_generation_prompt": false})).unwrap().kwargs.len(), 1);
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub use answer::{
 pub use chat::ChatRequest;
 pub use completion::CompletionRequest;
 pub use logprobs::{ChatLogprobs, CompletionLogprobs, Offsets, TokenLogprob};
+pub(crate) use messages::template_kwargs;
 pub(crate) use messages::text;
 pub use messages::{ChatTemplateInput, read_template_input};
 pub use stream::StreamOptions;

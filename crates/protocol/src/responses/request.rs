@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::constraint::{Constraint, response_format};
 use crate::fields::{Fields, as_string, wrong};
-use crate::openai::{ChatRequest, ChatTemplateInput, StreamOptions, Tools};
+use crate::openai::{ChatRequest, ChatTemplateInput, StreamOptions, Tools, template_kwargs};
 use crate::prompt::Routing;
 use crate::refused::unimplemented;
 use crate::{Dialect, Fit, Limits, Sampling};
@@ -52,7 +52,7 @@ impl ResponsesRequest {
         let store = fields.bool("store")?.unwrap_or(true);
         check_modes(fields, stream, background, store)?;
         let tools = Tools::read_flat(fields)?;
-        let mut kwargs = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
+        let mut kwargs = template_kwargs(fields)?;
         if let Some(reasoning) = fields.object("reasoning")?
             && let Some(effort) = reasoning.string("effort")?
         {
