@@ -107,17 +107,16 @@ def test_a_higher_priority_is_served_before_those_who_wait(stacks: Starter, tiny
     stack = stacks("--max-running-requests", "1", model=str(tiny.llama("plain")))
     order: list[str] = []
 
-    def run(name: str, priority: int, new: int) -> None:
-        stack.generate(
-            ids_of(len(name), 8), sampling_params={"max_new_tokens": new, "ignore_eos": True}, priority=priority
-        )
+    def run(name: str, priority: int, new: int, n: int = 1) -> None:
+        params = {"max_new_tokens": new, "ignore_eos": True, "n": n}
+        stack.generate(ids_of(len(name), 8), sampling_params=params, priority=priority)
         order.append(name)
 
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(run, "first", 0, 1500)
+        # Eight sequences one after the other, so that it still runs when the others come, however slow they are.
+        first = pool.submit(run, "first", 0, 1500, 8)
         wait_until(lambda: stack.load()["running"] == 1, 10, "the first runs")
         rest = [pool.submit(run, "low", -1, 60)]
-        wait_until(lambda: stack.load()["waiting"] == 1, 10, "the low one waits")
         rest.append(pool.submit(run, "high", 7, 20))
         for future in (first, *rest):
             future.result(60)
