@@ -113,10 +113,10 @@ def test_a_higher_priority_is_served_before_those_who_wait(stacks: Starter, tiny
         order.append(name)
 
     with ThreadPoolExecutor(4) as pool:
-        # Eight sequences one after the other, so that it still runs when the others come, however slow they are.
-        first = pool.submit(run, "first", 0, 1500, 8)
+        # Four sequences one after the other, so that it still runs when the others come, however slow they are.
+        first = pool.submit(run, "first", 0, 1500, 4)
         wait_until(lambda: stack.load()["running"] == 1, 10, "the first runs")
-        rest = [pool.submit(run, "low", -1, 60)]
+        rest = [pool.submit(run, "low", -1, 1000)  # long enough that answers are read in the order of their ends]
         rest.append(pool.submit(run, "high", 7, 20))
         for future in (first, *rest):
             future.result(60)
