@@ -116,7 +116,8 @@ def test_a_higher_priority_is_served_before_those_who_wait(stacks: Starter, tiny
         # Four sequences one after the other, so that it still runs when the others come, however slow they are.
         first = pool.submit(run, "first", 0, 1500, 4)
         wait_until(lambda: stack.load()["running"] == 1, 10, "the first runs")
-        rest = [pool.submit(run, "low", -1, 1000)  # long enough that answers are read in the order of their ends]
+        # Long enough that answers are read in the order of their ends.
+        rest = [pool.submit(run, "low", -1, 1000)]
         rest.append(pool.submit(run, "high", 7, 20))
         for future in (first, *rest):
             future.result(60)
