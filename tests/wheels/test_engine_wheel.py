@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import re
 import json
+import re
 import zipfile
 from pathlib import Path
 
