@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from branchline.engine.scheduler.forecast import BUCKET, CALM, UNKNOWN, Forecast
 from harness import EOS, Engine
 from parts import Parts
@@ -98,3 +99,15 @@ def test_what_is_retracted_gives_the_same_tokens() -> None:
     assert engine.loop.stats().retractions > 0
     for number in range(8):
         assert engine.answers[f"r{number}", 0].token_ids == expected(ids(12, number), 40)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_an_output_that_fills_the_pool_is_as_long_after_a_cache_hit(page_size: int) -> None:
+    made = Engine(pages=128 // page_size, page_size=page_size, max_step_tokens=512)
+    prompt = [number % 90 for number in range(100)]
+    for name in ("cold", "warm", "again"):
+        made.submit(name, prompt, max_tokens=100, ignore_eos=True)
+        made.finish()
+    cold, *others = [made.answers[name, 0] for name in ("cold", "warm", "again")]
+    assert len(cold.token_ids) == 29 and made.prompts["warm"][1] > 0
+    assert [answer.token_ids for answer in others] == [cold.token_ids] * 2

@@ -1,6 +1,6 @@
 """A sequence's KV pages: demand, growth, hand-over to the tree, release. The only caller of a cache's ledger.
 
-Page tables are append-only. What is taken is given back through `release`, on every way out.
+Page tables are append-only while a step runs. What is taken is given back through `release`, on every way out.
 """
 
 from __future__ import annotations
@@ -89,6 +89,21 @@ class PageTables:
         sequence.node = node
         sequence.full = full
         self.version += 1
+
+    def fold(self, sequence: Sequence) -> bool:
+        """Go on with the tree's pages where the sequence computed the same again, and give its own back. Between steps.
+
+        So what a pool holds does not depend on whether a prompt was cached.
+        """
+        if not sequence.duplicates:
+            return False
+        _, pages = self.find(sequence, sequence.full * self.page_size)
+        if len(pages) < sequence.full:
+            return False
+        sequence.pages[: sequence.full] = pages
+        self.cache.free(sequence.duplicates)
+        sequence.duplicates = []
+        return True
 
     def release(self, sequence: Sequence, *, keep: bool) -> None:
         """Take all pages off a sequence; `keep` leaves its whole pages in the tree. Idempotent."""

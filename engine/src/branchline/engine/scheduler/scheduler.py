@@ -182,7 +182,7 @@ class Scheduler:
             pages = self._cache.allocate(len(short)) if short else []
             if pages is not None:
                 break
-            if not self._retract():
+            if not self._make_room():
                 self._end_full(short[0], now)
         for sequence, page in zip(short, pages, strict=True):
             sequence.pages.append(page)
@@ -215,7 +215,7 @@ class Scheduler:
     def _extend(self, sequence: Sequence, wanted: int, rows: list[Row]) -> int:
         """Pages for up to `wanted` tokens, others' if nothing else could run in this step."""
         count = self.pages.extend(sequence, wanted)
-        while count <= 0 and not rows and self._retract(spare=sequence):
+        while count <= 0 and not rows and self._make_room(spare=sequence):
             count = self.pages.extend(sequence, wanted)
         return count
 
@@ -252,6 +252,11 @@ class Scheduler:
             f"the KV pool of {pool} tokens is full after {len(sequence.tokens)} tokens; "
             "start the worker with a larger one",
         )
+
+    def _make_room(self, spare: Sequence | None = None) -> bool:
+        """Free pages that are held twice; if there are none, retract somebody."""
+        folded = [self.pages.fold(sequence) for sequence in self.sequences()]
+        return any(folded) or self._retract(spare)
 
     def _retract(self, spare: Sequence | None = None) -> bool:
         """Requeue one running sequence for want of pages. Never the last."""
