@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from branchline.engine.model.spec import ModelSpec
 from branchline.engine.types import ForwardBatch, RowPlan, SamplingParams
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from recast import Recast
 
 F32 = npt.NDArray[np.float32]
 GREEDY = SamplingParams(temperature=0.0)
@@ -74,28 +75,6 @@ def continue_greedily(
             assert answer.error is None
             line.ids.append(answer.token_id)
         pending = [[answer.token_id] for answer in answers]
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """A checkpoint in memory."""
-
-    tensors: Mapping[str, StoredTensor]
-
-    def names(self) -> set[str]:
-        return set(self.tensors)
-
-    def in_file_order(self) -> list[str]:
-        return list(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.tensors[name].shape
-
-    def read(self, name: str) -> object:
-        raise NotImplementedError(name)
-
-    def stored(self, name: str) -> StoredTensor:
-        return self.tensors[name]
 
 
 def stored(values: F32, type_name: str) -> StoredTensor:
@@ -161,7 +140,7 @@ def tiny_model(type_name: str, spec: ModelSpec | None = None, seed: int = 0) -> 
         else:
             values = chance.standard_normal(shape).astype(np.float32) * (1.0 / shape[1] ** 0.5)
             tensors[name] = stored(values, type_name)
-    return LoadedModel("tiny", Path("tiny"), spec, Memory(tensors), f"tiny-{type_name}-{seed}", type_name)  # type: ignore[arg-type]
+    return LoadedModel("tiny", Path("tiny"), spec, Recast(tensors), f"tiny-{type_name}-{seed}", type_name)  # type: ignore[arg-type]
 
 
 def build(

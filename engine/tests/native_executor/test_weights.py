@@ -10,8 +10,9 @@ import pytest
 from branchline.engine.errors import InternalError, LoadError
 from branchline.engine.executor.native import numerics_id
 from branchline.engine.model.source import LoadedModel, StoredTensor
+from recast import Recast
 
-from .driver import Line, Memory, batch_of, build, logits_of, stored, tiny_model, tiny_spec, values_of
+from .driver import Line, batch_of, build, logits_of, stored, tiny_model, tiny_spec, values_of
 
 QUANTISED = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 FORMATS = (*QUANTISED, "F16", "BF16")
@@ -24,7 +25,7 @@ def exactly(model: LoadedModel) -> LoadedModel:
     exact = {
         name: tensor if len(tensor.shape) == 1 else stored(values_of(tensor), "F32") for name, tensor in tensors.items()
     }
-    return dataclasses.replace(model, tensors=Memory(exact))
+    return dataclasses.replace(model, tensors=Recast(exact))
 
 
 def spread(found: np.ndarray, expected: np.ndarray) -> float:
@@ -79,7 +80,7 @@ def test_interleaved_query_rows_are_put_in_order() -> None:
         if heads:
             data = np.frombuffer(tensor.data, np.uint8).reshape(heads, 2, -1, len(tensor.data) // tensor.shape[0])
             mixed[name] = StoredTensor("Q8_0", tensor.shape, data.swapaxes(1, 2).tobytes(), heads)
-    other = dataclasses.replace(model, tensors=Memory(mixed))
+    other = dataclasses.replace(model, tensors=Recast(mixed))
     found = logits_of(build(other), [(Line([0, 1, 2]), TEXT)])
     assert np.array_equal(found, logits_of(build(model), [(Line([0, 1, 2]), TEXT)]))
 
@@ -88,7 +89,7 @@ def test_a_tensor_that_is_missing_is_named() -> None:
     model = tiny_model("F32")
     tensors = {name: model.tensors.stored(name) for name in model.tensors.names() if "layers.1.mlp.up_proj" not in name}
     with pytest.raises(LoadError, match=r"tensor model.layers.1.mlp.up_proj.weight is missing"):
-        build(dataclasses.replace(model, tensors=Memory(tensors)))
+        build(dataclasses.replace(model, tensors=Recast(tensors)))
 
 
 def test_a_tensor_of_the_wrong_shape_or_size_is_named() -> None:
@@ -97,10 +98,10 @@ def test_a_tensor_of_the_wrong_shape_or_size_is_named() -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     wrong = {**tensors, name: stored(np.zeros((256, 256), np.float32), "F32")}
     with pytest.raises(LoadError, match=r"down_proj.weight is 256 x 256, the model needs 256 x 512"):
-        build(dataclasses.replace(model, tensors=Memory(wrong)))
+        build(dataclasses.replace(model, tensors=Recast(wrong)))
     short = {**tensors, name: StoredTensor("F32", (256, 512), tensors[name].data[:-4])}
     with pytest.raises(LoadError, match="cannot have 524284 bytes"):
-        build(dataclasses.replace(model, tensors=Memory(short)))
+        build(dataclasses.replace(model, tensors=Recast(short)))
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,6 @@ def test_head_of_its_own_is_used_and_a_missing_one_refused() -> None:
         build(model)
     tensors = {name: model.tensors.stored(name) for name in model.tensors.names()}
     tensors["lm_head.weight"] = stored(-values_of(tensors["model.embed_tokens.weight"]), "F32")
-    headed = LoadedModel("tiny", Path("tiny"), spec, Memory(tensors), "tiny", "F32")  # type: ignore[arg-type]
+    headed = LoadedModel("tiny", Path("tiny"), spec, Recast(tensors), "tiny", "F32")  # type: ignore[arg-type]
     tied = build(tiny_model("F32"))
     assert np.array_equal(logits_of(build(headed), [(Line([0]), [5])]), -logits_of(tied, [(Line([0]), [5])]))

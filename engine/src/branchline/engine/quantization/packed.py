@@ -7,6 +7,7 @@ given as float32. Imports torch only to hand a tensor over.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -143,20 +144,20 @@ class PackedTensors:
         return grouped
 
 
-class Reader:
+class Reader(abc.ABC):
     """Reads one packed matrix; which way depends on the format and its settings."""
 
     def __init__(self, bits: int, group_size: int) -> None:
         self.bits = bits
         self.group_size = group_size
 
+    @abc.abstractmethod
     def __call__(self, source: RawSource, stem: str) -> Grouped:
         """The matrix under `stem`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def shape(self, source: TensorSource, stem: str) -> tuple[int, ...]:
         """(out, in) without reading."""
-        raise NotImplementedError
 
     def _groups(self, inputs: int) -> I32:
         size = self.group_size if self.group_size > 0 else inputs
@@ -201,7 +202,7 @@ class GptqReader(Reader):
         return outputs, words * (32 // self.bits)
 
 
-class _Packed:
+class _Packed(abc.ABC):
     """What the two methods share."""
 
     api_version = 1
@@ -219,8 +220,9 @@ class _Packed:
         """Kept as dequantised."""
         return None
 
+    @abc.abstractmethod
     def _reader(self, settings: Mapping[str, Any]) -> Reader:
-        raise NotImplementedError
+        """How matrices of these settings are read."""
 
 
 class Awq(_Packed):
