@@ -30,7 +30,7 @@ CLAIMED = (
     "retry",
 )
 NOT_CLAIMED = {
-    "grammar": "constraints are refused by name",
+    "grammar": "most have tests; those of thinking wait for a reasoning wrapper",
     "routing": "most have tests; those of a replay of lost cache events have none",
     "pd": "prefill and decode run in one worker",
     "health": "breakers have tests; an engine's warm-up and dead scheduler have none",

@@ -140,7 +140,7 @@ def test_cache_same_prompt_twice(stacks: Starter, page_size: int) -> None:
 
 
 def test_cache_eight_at_once(stack_page1: Stack) -> None:
-    """The case without its regex (a constraint is refused by this version): isolation is checked on the greedy text."""
+    """On the greedy text, through the gateway; with its regex in engine/tests/grammar/test_real_model.py."""
     given = case("cache-eight-at-once")
     prefix = ids_of(4, 64)
     prompts = [prefix + ids_of(200 + i, 8) for i in range(given["given"]["requests"])]

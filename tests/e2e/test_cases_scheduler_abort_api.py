@@ -212,7 +212,7 @@ def test_api_usage_chunk_is_opt_in(stack: Stack, endpoint: str) -> None:
 
 
 def test_api_stop_string_or_list(stack: Stack) -> None:
-    """The case's text is forced by bias, token by token being impossible here: stops are taken from the greedy text."""
+    """On the greedy text, through the gateway; with its regex in engine/tests/grammar/test_real_model.py."""
     given = case("api-stop-string-or-list")
     body = {"model": "default", "prompt": "One sentence. Another sentence.", "max_tokens": 64, "temperature": 0}
     free = stack.post("/v1/completions", body).json()["choices"][0]["text"]
