@@ -1,7 +1,7 @@
 //! Faults of engines behind the whole gateway: stuck ones are raced, failing ones shut out, full ones avoided.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::kit::Gateway;
@@ -96,6 +96,62 @@ async fn an_engine_that_fails_each_request_is_shut_out_after_five() {
     }
     assert_eq!((failed, first.submits().len(), second.submits().len()), (5, 5, 25));
     assert_eq!(gateway.get("/workers").await.json()["workers"][0]["breaker"], "open");
+}
+
+/// The nth request fails inside the engine if `fails(n)`; all others are answered.
+fn now_and_then(engine: &FakeEngine, fails: impl Fn(usize) -> bool + Send + Sync + 'static) {
+    let count = AtomicUsize::new(0);
+    engine.script(move |request| match fails(count.fetch_add(1, Ordering::SeqCst)) {
+        true => refusal(proto::ErrorCode::Internal, None),
+        false => fine(request),
+    });
+}
+
+#[tokio::test]
+async fn an_engines_good_answers_count_between_its_failures_and_close_its_breaker() {
+    let engine = engine().await;
+    let given = [("outlier_share", "0"), ("breaker_share", "1"), ("breaker_open", "200ms")];
+    now_and_then(&engine, |number| number != 4 && number < 14);
+    let gateway = Gateway::start(&given, &[engine.url()]).await;
+    let worker = Arc::clone(&gateway.app.fleet.workers()[0]);
+    let stream = r#"{"prompt":"x","max_tokens":4,"stream":true}"#;
+    for number in 0..9 {
+        let good = gateway.post("/v1/completions", stream).await.text().contains("[DONE]");
+        assert_eq!((good, worker.breaker().name()), (number == 4, "closed"), "{number}");
+    }
+    assert_eq!((ask(&gateway, 9).await.0, worker.breaker().name()), (500, "open"));
+    now_and_then(&engine, |_| false);
+    within("its probe", async {
+        while worker.breaker().name() != "half_open" {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    for phase in ["half_open", "closed"] {
+        assert_eq!(ask(&gateway, 10).await, (200, FINE.to_owned()));
+        assert_eq!(worker.breaker().name(), phase);
+    }
+}
+
+#[tokio::test]
+async fn silence_and_nonsense_of_an_engine_are_failures_of_its_own() {
+    let unusable = |_: &proto::GenerateRequest| {
+        let finish = proto::Finish { reason: 99, ..Default::default() };
+        vec![Act::send(SequenceDelta { finish: Some(finish), ..Default::default() })]
+    };
+    for silent in [true, false] {
+        let engine = engine().await;
+        match silent {
+            true => engine.script(|_| Vec::new()),
+            false => engine.script(unusable),
+        }
+        let given = [("outlier_share", "0"), ("first_token_timeout", "50ms"), ("suspect_after", "off")];
+        let gateway = Gateway::start(&given, &[engine.url()]).await;
+        for number in 0..5 {
+            assert!(ask(&gateway, number).await.0 >= 500);
+        }
+        assert_eq!(gateway.app.fleet.workers()[0].breaker().name(), "open", "silent: {silent}");
+    }
 }
 
 #[tokio::test]

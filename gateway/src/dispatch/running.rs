@@ -169,6 +169,10 @@ impl Running {
             self.open = self.open.saturating_sub(1);
             self.over = self.open == 0;
         }
+        if self.over {
+            // The worker's record has its success before the client has the last byte.
+            self.legs.clear();
+        }
     }
 
     /// A leg broke: tries elsewhere, goes on elsewhere, or gives up with the error that the client shall see.
@@ -267,15 +271,18 @@ impl Running {
             let leg = &mut self.legs[at];
             let polled = match Pin::new(&mut leg.stream).poll_next(cx) {
                 Poll::Pending => continue,
-                Poll::Ready(Some(Ok(delta))) => Piece::read(delta).and_then(|mut piece| {
-                    if let (Some(sequence), 0) = (leg.sequence, piece.index) {
-                        piece.index = sequence;
-                    }
-                    match piece.index < self.job.sampling.sequences() {
-                        true => Ok(piece),
-                        false => Err(nonsense("a sequence was not asked for")),
-                    }
-                }),
+                Poll::Ready(Some(Ok(delta))) => {
+                    let read = Piece::read(delta).and_then(|mut piece| {
+                        if let (Some(sequence), 0) = (leg.sequence, piece.index) {
+                            piece.index = sequence;
+                        }
+                        match piece.index < self.job.sampling.sequences() {
+                            true => Ok(piece),
+                            false => Err(nonsense("a sequence was not asked for")),
+                        }
+                    });
+                    read.inspect_err(|_| leg.stream.blame())
+                }
                 Poll::Ready(Some(Err(error))) => Err(error),
                 Poll::Ready(None) => {
                     Err(Error::new(ErrorCode::UpstreamFailed, "the worker ended the answer early; try again"))
@@ -309,7 +316,13 @@ impl Stream for Running {
                 }
                 Poll::Ready((at, Err(error))) => (at, error),
                 Poll::Pending if this.poll_watch(cx).is_ready() => continue,
-                Poll::Pending => (0, ready!(this.poll_silence(cx))),
+                Poll::Pending => {
+                    let error = ready!(this.poll_silence(cx));
+                    if let Some(leg) = this.legs.first_mut() {
+                        leg.stream.blame();
+                    }
+                    (0, error)
+                }
             };
             if let Err(error) = this.fail(at, error) {
                 return Poll::Ready(Some(Err(error)));

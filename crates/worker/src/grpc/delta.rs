@@ -47,6 +47,13 @@ impl DeltaStream {
         self.guard.as_ref().and_then(LoadGuard::watch)
     }
 
+    /// What came is unusable, or nothing came for too long: the worker's record has a failure.
+    pub fn blame(&mut self) {
+        if let Some(guard) = &mut self.guard {
+            guard.settle(Verdict::Failure);
+        }
+    }
+
     /// Tells the worker's record how the request ended.
     fn settle(&mut self, end: Option<&Result<SequenceDelta>>) {
         let Some(guard) = &mut self.guard else { return };
@@ -111,6 +118,9 @@ impl Drop for DeltaStream {
     fn drop(&mut self) {
         if !self.slot.has_ended() {
             self.mux.cancel(self.handle);
+        } else if !self.done && self.slot.is_spent() {
+            // Who has the last `finish` need not ask for the end; only now is it known that nobody blamed the worker.
+            self.settle(None);
         }
     }
 }

@@ -64,6 +64,12 @@ impl Slot {
         self.state.lock().ended
     }
 
+    /// Whether it ended well and its reader has all of it.
+    pub(crate) fn is_spent(&self) -> bool {
+        let state = self.state.lock();
+        state.ended && state.failure.is_none() && state.queue.is_empty()
+    }
+
     /// Ends the request with a failure unless it has ended.
     pub(crate) fn fail(&self, error: Error) {
         self.state.lock().end(Some(error));
