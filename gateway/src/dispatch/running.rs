@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
-use branchline_worker::{Judgement, Watch};
+use branchline_worker::{Choice, Judgement, Watch};
 use futures_util::Stream;
 use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -77,22 +77,12 @@ pub fn start(app: &Arc<App>, job: Job, arrived: Instant) -> Result<Running> {
         ending: Box::pin(app.ending.clone().cancelled_owned()),
     };
     app.fleet.earn_retry();
-    loop {
-        match running.attempt() {
-            Ok(()) => return Ok(running),
-            Err(error)
-                if may_move(&running.app, &running.job, &error)
-                    && !running.tried.is_empty()
-                    && running.may_retry() =>
-            {
-                running.observer.retried(error.code.name());
-            }
-            Err(error) => {
-                running.over = true;
-                return Err(with_wait(running.job.in_clients_words(error)));
-            }
-        }
-    }
+    let begun = running.choose().and_then(|choice| running.send(choice));
+    begun.or_else(|error| running.move_on(error)).map_err(|error| {
+        running.over = true;
+        with_wait(running.job.in_clients_words(error))
+    })?;
+    Ok(running)
 }
 
 /// Whether the job may be tried elsewhere. While its lease's worker lives, a full queue there is waited for: what the
@@ -123,9 +113,15 @@ impl Running {
         &self.job
     }
 
-    /// One more leg, on a worker that had no try yet.
-    fn attempt(&mut self) -> Result<()> {
-        let leg = Leg::first(&self.app, &self.job, &mut self.tried, self.arrived)?;
+    /// A worker that had no try yet.
+    fn choose(&self) -> Result<Choice> {
+        Leg::choose(&self.app, &self.job, &self.tried)
+    }
+
+    /// One more leg, on the chosen worker.
+    fn send(&mut self, choice: Choice) -> Result<()> {
+        self.tried.push(choice.worker.id);
+        let leg = Leg::first(&self.app, &self.job, choice, self.arrived)?;
         self.observer.chosen(leg.predicted);
         self.watch = leg.stream.watch().map(|watch| {
             let sleep = Box::pin(tokio::time::sleep(watch.patience()));
@@ -135,9 +131,32 @@ impl Running {
         Ok(())
     }
 
-    /// Whether a further try is allowed, by the request's own limit and by the fleet's budget.
-    fn may_retry(&self) -> bool {
-        self.tried.len() <= self.app.options.max_retries && self.app.fleet.spend_retry()
+    /// A worker for a further try, if the request's own limit and the fleet's budget allow one. Nothing is spent unless
+    /// there is a worker.
+    fn spare(&self) -> Option<Choice> {
+        if self.tried.is_empty() || self.tried.len() > self.app.options.max_retries {
+            return None;
+        }
+        let choice = self.choose().ok()?;
+        self.app.fleet.spend_retry().then_some(choice)
+    }
+
+    /// Tries elsewhere until a worker takes the job. That there is no other worker is no news: the error is the first
+    /// one, unless a later one would be the same everywhere.
+    fn move_on(&mut self, first: Error) -> Result<()> {
+        let mut last: Option<Error> = None;
+        loop {
+            let error = last.as_ref().unwrap_or(&first);
+            if !may_move(&self.app, &self.job, error) {
+                return Err(last.unwrap_or(first));
+            }
+            let Some(choice) = self.spare() else { return Err(first) };
+            self.observer.retried(error.code.name());
+            match self.send(choice) {
+                Ok(()) => return Ok(()),
+                Err(error) => last = Some(error),
+            }
+        }
     }
 
     fn accept(&mut self, at: usize, piece: &mut Piece) {
@@ -183,20 +202,15 @@ impl Running {
             if !self.legs.is_empty() {
                 return Ok(());
             }
-            if !may_move(&self.app, &self.job, &error) || !self.may_retry() {
-                self.over = true;
-                return Err(with_wait(self.job.in_clients_words(error)));
-            }
-            return match self.attempt() {
+            let code = error.code.name();
+            return match self.move_on(error) {
                 Ok(()) => {
-                    self.observer.retried(error.code.name());
-                    tracing::warn!(request = %self.job.live.id(), %error, "request moved to another worker");
+                    tracing::warn!(request = %self.job.live.id(), code, "request moved to another worker");
                     Ok(())
                 }
-                // That there is no other worker is no news; what happened to the first is.
-                Err(_) => {
+                Err(error) => {
                     self.over = true;
-                    Err(with_wait(error))
+                    Err(with_wait(self.job.in_clients_words(error)))
                 }
             };
         }
@@ -218,16 +232,18 @@ impl Running {
         if !possible || self.continuations as usize >= self.app.options.max_retries.max(1) {
             return Err(none());
         }
-        if !self.app.fleet.spend_retry() {
-            return Err(none());
-        }
         let sequences: Vec<u32> = match lost.sequence {
             Some(sequence) => vec![sequence],
             None => (0..).take(self.emitted.len()).filter(|at| !self.emitted[*at as usize].ended).collect(),
         };
-        for sequence in sequences {
+        for (number, sequence) in sequences.into_iter().enumerate() {
             let emitted = &self.emitted[sequence as usize];
-            let leg = Leg::resume(&self.app, &self.job, lost, &self.tried, self.arrived, sequence, emitted)?;
+            // Other sequences may go on at the same worker.
+            let choice = Leg::choose_next(&self.app, &self.job, lost, &self.tried, emitted)?;
+            if number == 0 && !self.app.fleet.spend_retry() {
+                return Err(none());
+            }
+            let leg = Leg::resume(&self.app, &self.job, choice, self.arrived, sequence, emitted)?;
             tracing::warn!(request = %self.job.live.id(), sequence, tokens = emitted.ids.len(), "stream continued on another worker");
             self.legs.push(leg);
         }
@@ -245,10 +261,15 @@ impl Running {
                 Judgement::Wait(time) => sleep.as_mut().reset(tokio::time::Instant::now() + time),
                 Judgement::Stuck => {
                     self.watch = None;
-                    if self.legs.len() == 1 && self.may_retry() && self.attempt().is_ok() {
-                        self.watch = None;
+                    if self.legs.len() == 1
+                        && let Some(choice) = self.spare()
+                    {
                         self.observer.retried("suspected");
-                        return Poll::Ready(());
+                        let sent = self.send(choice).is_ok();
+                        self.watch = None;
+                        if sent {
+                            return Poll::Ready(());
+                        }
                     }
                 }
             }
@@ -340,20 +361,4 @@ impl Drop for Running {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_failures_of_a_worker_are_moved_and_get_a_wait() {
-        for code in ErrorCode::ALL {
-            let movable = matches!(
-                code,
-                ErrorCode::UpstreamFailed | ErrorCode::Unavailable | ErrorCode::ResourceExhausted
-            );
-            let error = with_wait(Error::new(code, "no"));
-            assert_eq!(error.retry_after.is_some(), movable, "{}", code.name());
-        }
-        let own = Error::new(ErrorCode::Unavailable, "no").with_retry_after(Duration::from_secs(9));
-        assert_eq!(with_wait(own).retry_after, Some(Duration::from_secs(9)));
-    }
-}
+mod tests;

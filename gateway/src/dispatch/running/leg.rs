@@ -24,19 +24,38 @@ pub(super) struct Leg {
 }
 
 impl Leg {
-    /// The whole job on a worker of the policy's choice.
-    pub(super) fn first(app: &App, job: &Job, tried: &mut Vec<WorkerId>, arrived: Instant) -> Result<Self> {
-        let exclude = tried.clone();
-        let query = RouteQuery { exclude: &exclude, ..query(job, &job.tokens) };
-        Self::send(app, job, &query, job.request(), (tried, arrived), None)
+    /// A worker of the policy's choice for the whole job, none of `tried`.
+    pub(super) fn choose(app: &App, job: &Job, tried: &[WorkerId]) -> Result<Choice> {
+        let query = RouteQuery { exclude: tried, ..query(job, &job.tokens) };
+        app.fleet.choose(Some(&job.model.name), &query)
     }
 
-    /// A sequence from where a lost leg left it, on a worker that promises the same bits.
-    pub(super) fn resume(
+    /// A worker that promises the same bits as a lost leg's and can go on with a sequence of it.
+    pub(super) fn choose_next(
         app: &App,
         job: &Job,
         lost: &Self,
         tried: &[WorkerId],
+        emitted: &Emitted,
+    ) -> Result<Choice> {
+        let tokens: Vec<u32> = job.tokens.iter().chain(&emitted.ids).copied().collect();
+        let mut exclude = tried.to_vec();
+        exclude.push(lost.worker.id);
+        let query =
+            RouteQuery { exclude: &exclude, numerics_id: Some(&lost.numerics_id), ..query(job, &tokens) };
+        app.fleet.choose(Some(&job.model.name), &query)
+    }
+
+    /// The whole job on a chosen worker.
+    pub(super) fn first(app: &App, job: &Job, choice: Choice, arrived: Instant) -> Result<Self> {
+        Self::send(app, job, choice, job.request(), arrived, None)
+    }
+
+    /// A sequence from where a lost leg left it.
+    pub(super) fn resume(
+        app: &App,
+        job: &Job,
+        choice: Choice,
         arrived: Instant,
         sequence: u32,
         emitted: &Emitted,
@@ -59,30 +78,22 @@ impl Leg {
             emitted_text_bytes: emitted.text_bytes,
             sequence_index: sequence,
         });
-        let tokens: Vec<u32> = job.tokens.iter().chain(&emitted.ids).copied().collect();
-        let mut exclude = tried.to_vec();
-        exclude.push(lost.worker.id);
-        let query =
-            RouteQuery { exclude: &exclude, numerics_id: Some(&lost.numerics_id), ..query(job, &tokens) };
-        // Other sequences may go on at the same worker.
-        Self::send(app, job, &query, request, (&mut Vec::new(), arrived), Some(sequence))
+        Self::send(app, job, choice, request, arrived, Some(sequence))
     }
 
     fn send(
         app: &App,
         job: &Job,
-        query: &RouteQuery<'_>,
+        choice: Choice,
         request: proto::GenerateRequest,
-        (tried, arrived): (&mut Vec<WorkerId>, Instant),
+        arrived: Instant,
         sequence: Option<u32>,
     ) -> Result<Self> {
         if job.live.is_aborted() {
             return Err(Error::new(ErrorCode::Cancelled, "the request was aborted before a worker had it"));
         }
-        let Choice { worker, guard, predicted_cached_tokens, decision } =
-            app.fleet.choose(Some(&job.model.name), query)?;
+        let Choice { worker, guard, predicted_cached_tokens, decision } = choice;
         app.explanations.note(job.live.id().as_str(), job.tag.as_deref(), Some(&job.model.name), &decision);
-        tried.push(worker.id);
         job.live.moved_to(&worker);
         let deadline = app.options.request_timeout.map(|limit| limit.saturating_sub(arrived.elapsed()));
         let numerics_id = worker.model().map(|model| model.info.numerics_id.clone()).unwrap_or_default();
