@@ -1,7 +1,7 @@
 //! A stream of an engine that dies goes on at another one that promises the same bits, or ends in one error event.
 
 use crate::kit::Gateway;
-use branchline_testkit::{Act, EngineSetup, FakeEngine};
+use branchline_testkit::{Act, EngineSetup, FakeEngine, within};
 use branchline_worker::proto::{self, FinishReason, SequenceDelta};
 use serde_json::{Value, json};
 
@@ -102,4 +102,35 @@ async fn without_a_worker_of_the_same_bits_the_stream_ends_in_one_error_event() 
         );
         assert_eq!(gateway.load(), 0);
     }
+}
+
+#[tokio::test]
+async fn an_abort_reaches_each_sequence_that_was_continued() {
+    let (first, second, gateway) = pair(2, ["n", "n"], &[]).await;
+    for engine in [&first, &second] {
+        engine.script(|request| match &request.resume {
+            Some(_) => Vec::new(),
+            None => {
+                let all = (0..3).flat_map(|index| words(index, 0, 2));
+                all.chain([Act::Wait(std::time::Duration::from_millis(30)), Act::Die]).collect()
+            }
+        });
+    }
+    let body = json!({"text": "x", "sampling_params": {"n": 3}, "rid": "r"}).to_string();
+    let mut client = gateway.send("POST", "/generate", &[], &body).await;
+    let heir = within("the continuation", async {
+        loop {
+            if let Some(heir) = [&first, &second].into_iter().find(|engine| engine.submits().len() == 3) {
+                return heir;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let told = gateway.post("/abort_request", r#"{"rid":"r"}"#).await.json();
+    let mut ids: Vec<_> = heir.aborts().into_iter().map(|abort| abort.request_id).collect();
+    ids.sort();
+    assert_eq!(ids, ["r", "r#1", "r#2"], "{told}");
+    client.answer().await;
+    assert_eq!((&told["aborted"], gateway.load()), (&json!(1), 0));
 }

@@ -11,11 +11,14 @@ use branchline_core::{Error, ErrorCode, RequestId, Result};
 use branchline_worker::Worker;
 use parking_lot::Mutex;
 
+/// A worker that has a part of a request, and the id by which it knows it.
+pub type Part = (Arc<Worker>, String);
+
 #[derive(Debug, Default)]
 struct Place {
-    /// Where it runs; none while it is being prepared.
-    worker: Mutex<Option<Arc<Worker>>>,
-    /// An abort came before it reached a worker.
+    /// Where it runs: several if it is raced, or its sequences were continued. None while it is being prepared.
+    parts: Mutex<Vec<Part>>,
+    /// An abort came.
     aborted: AtomicBool,
 }
 
@@ -53,13 +56,13 @@ impl LiveRequests {
         Ok(LiveGuard { requests: Arc::clone(self), id, place })
     }
 
-    /// Marks a request as aborted and answers where it runs. `None` if no request has exactly this id;
-    /// `Some(None)` if it has not reached a worker, and then never will.
-    pub fn abort(&self, id: &str) -> Option<Option<Arc<Worker>>> {
+    /// Marks a request as aborted and answers where it runs. `None` if no request has exactly this id; nowhere if it
+    /// has not reached a worker, and then never will.
+    pub fn abort(&self, id: &str) -> Option<Vec<Part>> {
         let place = self.table.lock().get(&RequestId::new(id)).cloned()?;
         place.aborted.store(true, Ordering::Release);
-        let worker = place.worker.lock().clone();
-        Some(worker)
+        let parts = place.parts.lock().clone();
+        Some(parts)
     }
 
     /// Marks every request as aborted; those on workers still have to be ended there.
@@ -91,9 +94,19 @@ impl LiveGuard {
         self.place.aborted.load(Ordering::Acquire)
     }
 
-    /// Says where it runs now.
-    pub(super) fn moved_to(&self, worker: &Arc<Worker>) {
-        *self.place.worker.lock() = Some(Arc::clone(worker));
+    /// Says that a worker is about to have a part of it. Whoever asks [`Self::is_aborted`] afterwards misses no abort.
+    pub(super) fn runs_at(&self, worker: &Arc<Worker>, id: &str) {
+        self.place.parts.lock().push((Arc::clone(worker), id.to_owned()));
+    }
+
+    /// Says that a worker has this part of it no longer.
+    pub(super) fn left(&self, worker: &Worker, id: &str) {
+        self.place.parts.lock().retain(|(at, part)| at.id != worker.id || part != id);
+    }
+
+    /// Says that nobody else has it.
+    pub(super) fn only_at(&self, worker: &Worker) {
+        self.place.parts.lock().retain(|(at, _)| at.id == worker.id);
     }
 }
 
@@ -123,7 +136,7 @@ mod tests {
         let requests = Arc::new(LiveRequests::default());
         let ids = ["job-1", "job-12", "xjob-1"];
         let guards: Vec<_> = ids.iter().map(|id| requests.register(RequestId::new(*id)).unwrap()).collect();
-        assert!(matches!(requests.abort("job-1"), Some(None)));
+        assert!(requests.abort("job-1").is_some_and(|parts| parts.is_empty()));
         assert_eq!(guards.iter().map(LiveGuard::is_aborted).collect::<Vec<_>>(), [true, false, false]);
         assert!(requests.abort("job").is_none());
         assert_eq!(requests.abort_all(), 3);

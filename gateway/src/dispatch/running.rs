@@ -163,7 +163,7 @@ impl Running {
         if !std::mem::replace(&mut self.begun, true) {
             // The first piece wins the race.
             let winner = self.legs.swap_remove(at);
-            self.job.live.moved_to(&winner.worker);
+            self.job.live.only_at(&winner.worker);
             self.legs = vec![winner];
             self.watch = None;
         }
@@ -184,7 +184,9 @@ impl Running {
         if let Some(end) = &mut piece.end {
             end.continuations = self.continuations;
             self.observer.ended(end);
-            self.legs.retain(|leg| leg.sequence != Some(piece.index));
+            for leg in self.legs.extract_if(.., |leg| leg.sequence == Some(piece.index)) {
+                self.job.live.left(&leg.worker, &leg.id);
+            }
             self.open = self.open.saturating_sub(1);
             self.over = self.open == 0;
         }
@@ -198,6 +200,7 @@ impl Running {
     fn fail(&mut self, at: usize, error: Error) -> Result<()> {
         self.silence = None;
         let lost = self.legs.swap_remove(at);
+        self.job.live.left(&lost.worker, &lost.id);
         if !self.begun {
             if !self.legs.is_empty() {
                 return Ok(());

@@ -133,24 +133,27 @@ async fn abort(State(app): State<Arc<App>>, request: Request<Body>) -> Answered 
         return Err(Error::invalid("rid", message).into());
     }
     // Whoever is not on a worker yet is stopped here; only unknown ids need everybody asked.
+    let mut most = u64::MAX;
     let asked = match app.live.abort(&rid) {
         _ if abort_all => {
             app.live.abort_all();
             fan::ask_all(&app, |worker| abort_on(Arc::clone(&app), worker, rid.clone(), true)).await
         }
-        Some(Some(worker)) => {
-            let outcome = abort_on(Arc::clone(&app), Arc::clone(&worker), rid.clone(), false).await;
-            vec![(worker, outcome)]
-        }
-        Some(None) => {
+        Some(parts) if parts.is_empty() => {
             app.metrics.aborts.with(["api"]).inc();
             return Ok(answer(StatusCode::OK, &json!({"aborted": 1, "workers": []})));
+        }
+        Some(parts) => {
+            // However many workers have a part of it, it is one request.
+            most = 1;
+            fan::ask_each(parts, |(worker, id)| (Arc::clone(&worker), abort_on(Arc::clone(&app), worker, id, false)))
+                .await
         }
         None => fan::ask_all(&app, |worker| abort_on(Arc::clone(&app), worker, rid.clone(), false)).await,
     };
     let counts =
         asked.iter().filter_map(|(_, outcome)| outcome.as_ref().ok()).filter_map(|v| v["aborted"].as_u64());
-    let found: u64 = counts.sum();
+    let found = counts.sum::<u64>().min(most);
     app.metrics.aborts.with(["api"]).inc_by(found);
     let workers: Vec<Value> = asked.into_iter().map(|(worker, outcome)| report(&worker, outcome)).collect();
     Ok(answer(StatusCode::OK, &json!({"aborted": found, "workers": workers})))

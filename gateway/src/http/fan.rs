@@ -26,14 +26,25 @@ where
     F: Future<Output = Result<T>>,
 {
     let workers = app.fleet.workers();
-    join_all(workers.iter().map(|worker| {
-        let answer = ask(Arc::clone(worker));
+    ask_each(workers.iter().cloned(), |worker| (Arc::clone(&worker), ask(worker))).await
+}
+
+/// One answer a question, each of them to some worker.
+pub(super) async fn ask_each<Q, T, F>(
+    questions: impl IntoIterator<Item = Q>,
+    ask: impl Fn(Q) -> (Arc<Worker>, F),
+) -> Vec<(Arc<Worker>, Result<T>)>
+where
+    F: Future<Output = Result<T>>,
+{
+    join_all(questions.into_iter().map(|question| {
+        let (worker, answer) = ask(question);
         async move {
             let outcome = timeout(PATIENCE, answer).await.unwrap_or_else(|_| {
                 let message = format!("worker {} did not answer within {PATIENCE:?}", worker.url);
                 Err(Error::new(ErrorCode::DeadlineExceeded, message))
             });
-            (Arc::clone(worker), outcome)
+            (worker, outcome)
         }
     }))
     .await

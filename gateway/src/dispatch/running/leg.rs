@@ -15,6 +15,8 @@ use crate::dispatch::{Job, JobLease};
 pub(super) struct Leg {
     pub(super) stream: DeltaStream,
     pub(super) worker: Arc<Worker>,
+    /// What the worker calls it.
+    pub(super) id: String,
     /// The one sequence that it continues; none for all of the job's.
     pub(super) sequence: Option<u32>,
     /// What its worker promises of its bits.
@@ -62,7 +64,7 @@ impl Leg {
     ) -> Result<Self> {
         let mut request = job.request();
         if sequence > 0 {
-            // Two sequences may meet on one worker; aborts know the first one's id.
+            // Two sequences may meet on one worker.
             request.request_id = format!("{}#{sequence}", request.request_id);
         }
         if let Some(sampling) = &mut request.sampling {
@@ -89,17 +91,19 @@ impl Leg {
         arrived: Instant,
         sequence: Option<u32>,
     ) -> Result<Self> {
+        let Choice { worker, guard, predicted_cached_tokens, decision } = choice;
+        let id = request.request_id.clone();
+        job.live.runs_at(&worker, &id);
         if job.live.is_aborted() {
             return Err(Error::new(ErrorCode::Cancelled, "the request was aborted before a worker had it"));
         }
-        let Choice { worker, guard, predicted_cached_tokens, decision } = choice;
         app.explanations.note(job.live.id().as_str(), job.tag.as_deref(), Some(&job.model.name), &decision);
-        job.live.moved_to(&worker);
         let deadline = app.options.request_timeout.map(|limit| limit.saturating_sub(arrived.elapsed()));
         let numerics_id = worker.model().map(|model| model.info.numerics_id.clone()).unwrap_or_default();
         let stream = worker
-            .submit(request, SubmitOptions { deadline, guard: Some(guard), ..SubmitOptions::default() })?;
-        Ok(Self { stream, worker, sequence, numerics_id, predicted: predicted_cached_tokens })
+            .submit(request, SubmitOptions { deadline, guard: Some(guard), ..SubmitOptions::default() })
+            .inspect_err(|_| job.live.left(&worker, &id))?;
+        Ok(Self { stream, worker, id, sequence, numerics_id, predicted: predicted_cached_tokens })
     }
 }
 
