@@ -81,11 +81,13 @@ async fn bad_registrations_name_their_field() {
         (r#"{"url":"http://a:1","worker_type":"prefill"}"#, "worker_type"),
         (r#"{"url":"http://a:1","connection_mode":"grpc"}"#, "connection_mode"),
         (r#"{"url":"just-a-host"}"#, "port"),
+        (r#"{"url":"169.254.169.254:80"}"#, "no worker can be"),
+        (r#"{"url":"metadata.google.internal:80"}"#, "no worker can be"),
     ] {
         let answer = gateway.post("/workers", body).await;
         assert!(answer.status == 400 && answer.text().contains(words), "{body}: {}", answer.text());
     }
-    assert!(urls(&gateway).is_empty());
+    assert!(urls(&gateway).is_empty() && gateway.app.workers.pending().is_empty(), "none is spoken to");
 }
 
 #[tokio::test]

@@ -35,6 +35,14 @@ fn is_forbidden(host: &str) -> bool {
     }
 }
 
+/// Checks a `host:port` as its URL would be checked: what has no scheme is spoken to before the fleet sees it.
+///
+/// # Errors
+/// `InvalidArgument` naming `url`.
+pub fn check_address(address: &str) -> Result<()> {
+    Address::parse(&format!("grpc://{address}")).map(drop).map_err(|error| error.with_field("url"))
+}
+
 impl Address {
     /// Parses `url`; a path other than `/` is refused.
     pub(crate) fn parse(url: &str) -> Result<Self> {
@@ -133,9 +141,12 @@ mod tests {
         ] {
             let error = Address::parse(&format!("http://{host}:80")).expect_err(host);
             assert!(error.message.contains("where no worker can be"), "{error}");
+            let bare = check_address(&format!("{host}:80")).expect_err(host);
+            assert_eq!((bare.field.as_deref(), bare.message.contains("no worker can be")), (Some("url"), true));
         }
         for host in ["127.0.0.1", "10.0.0.1", "[::1]", "localhost", "worker-0", "w.example.org"] {
             assert!(Address::parse(&format!("http://{host}:80")).is_ok(), "{host}");
+            assert!(check_address(&format!("{host}:80")).is_ok(), "{host}");
         }
     }
 }

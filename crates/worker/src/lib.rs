@@ -24,6 +24,7 @@ mod spec;
 mod tokenizers;
 mod worker;
 
+pub use address::check_address;
 pub use choose::Judgement;
 pub use clock::FleetClock;
 pub use convert::{error_from_proto, error_from_status, error_to_proto};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
-use branchline_worker::{Fleet, Transport, Worker, WorkerPatch, WorkerSpec, speaks};
+use branchline_worker::{Fleet, Transport, Worker, WorkerPatch, WorkerSpec, check_address, speaks};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -131,12 +131,7 @@ impl Workers {
             return fleet.register(spec).map(Added::Worker);
         }
         let address = spec.url.clone();
-        if address.parse::<http::uri::Authority>().map_or(true, |at| at.port_u16().is_none()) {
-            let text = format!(
-                "worker url '{address}' has no port; give host:port, grpc://host:port or http://host:port"
-            );
-            return Err(Error::invalid("url", text));
-        }
+        check_address(&address)?;
         let cancel = self.stop.child_token();
         let known = fleet.workers().iter().any(|worker| worker.url.ends_with(&format!("://{address}")));
         if known || self.pending.lock().insert(address.clone(), cancel.clone()).is_some() {
