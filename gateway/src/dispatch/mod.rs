@@ -18,7 +18,7 @@ pub use batch::{Batch, Item};
 pub use branchline_worker::Model;
 pub use contract::Job;
 pub use lease::{JobLease, LeaseName, LeaseSigner, LeaseWant, read_lease};
-pub use live::{LiveGuard, LiveRequests};
+pub use live::{LiveGuard, LiveRequests, Part};
 pub use observe::failed;
 pub use offload::Offload;
 pub use piece::{End, LeaseFound, Piece, PromptFound, lease_state};
