@@ -116,6 +116,64 @@ async fn what_was_added_and_removed_survives_a_restart() {
     assert_eq!(gateway.app.fleet.workers()[0].spec().priority, 60);
 }
 
+fn bare(url: &str) -> &str {
+    url.split_once("://").expect("a scheme").1
+}
+
+#[tokio::test]
+async fn a_worker_added_without_its_scheme_is_changed_and_found_again_as_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state.json").display().to_string();
+    let given = [("state_file", state.as_str())];
+    let (one, two) = (fine().await, fine().await);
+    let gateway = Gateway::start_cold(&given, &[]).await;
+    gateway.post("/workers", &json!({"url": bare(&one.url())}).to_string()).await;
+    ready(&gateway, 1).await;
+    let place = format!("/workers/{}", bare(&one.url()));
+    let changed = gateway.call("PATCH", &place, &[], r#"{"priority":7,"draining":true}"#).await;
+    assert_eq!(changed.status, 200, "{}", changed.text());
+    gateway.stop().await;
+    // The options name it too, once more, and another one twice.
+    let gateway = Gateway::start(&given, &[one.url(), two.url(), format!("{}/", two.url())]).await;
+    ready(&gateway, 2).await;
+    let workers = gateway.app.fleet.workers();
+    let kept = workers.iter().find(|worker| worker.url == one.url()).expect("the changed one");
+    assert_eq!((kept.spec().priority, kept.is_draining()), (7, true));
+}
+
+/// Nobody listens there.
+const NOBODY: &str = "127.0.0.1:1";
+
+#[tokio::test]
+async fn an_address_that_has_not_told_what_it_speaks_is_taken_back_and_stays_away() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state.json").display().to_string();
+    let given = [("state_file", state.as_str())];
+    let gateway = Gateway::start_cold(&given, &[]).await;
+    let add = || gateway.post("/workers", r#"{"url":"127.0.0.1:1"}"#);
+    for _ in 0..3 {
+        assert_eq!(add().await.status, 202);
+        assert_eq!(add().await.status, 409);
+        assert_eq!(gateway.call("DELETE", &format!("/workers/{NOBODY}"), &[], "").await.status, 200);
+    }
+    assert_eq!(add().await.status, 202);
+    // The tasks of the earlier ones end, and leave the entry that is not theirs.
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    assert_eq!(gateway.app.workers.pending(), [NOBODY]);
+    assert_eq!(gateway.post(&format!("/remove_worker?url={NOBODY}"), "").await.status, 200);
+    gateway.stop().await;
+    let gateway = Gateway::start_cold(&given, &[]).await;
+    assert!(gateway.app.workers.pending().is_empty());
+}
+
+#[tokio::test]
+async fn what_cannot_be_kept_is_not_asked_either() {
+    let nowhere = tempfile::tempdir().expect("a folder").path().join("gone/state.json").display().to_string();
+    let gateway = Gateway::start_cold(&[("state_file", nowhere.as_str())], &[]).await;
+    assert_eq!(gateway.post("/workers", &json!({"url": NOBODY}).to_string()).await.status, 500);
+    assert!(gateway.app.workers.pending().is_empty());
+}
+
 #[tokio::test]
 async fn a_worker_file_is_followed() {
     let folder = tempfile::tempdir().expect("a folder");

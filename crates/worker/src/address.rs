@@ -142,7 +142,10 @@ mod tests {
             let error = Address::parse(&format!("http://{host}:80")).expect_err(host);
             assert!(error.message.contains("where no worker can be"), "{error}");
             let bare = check_address(&format!("{host}:80")).expect_err(host);
-            assert_eq!((bare.field.as_deref(), bare.message.contains("no worker can be")), (Some("url"), true));
+            assert_eq!(
+                (bare.field.as_deref(), bare.message.contains("no worker can be")),
+                (Some("url"), true)
+            );
         }
         for host in ["127.0.0.1", "10.0.0.1", "[::1]", "localhost", "worker-0", "w.example.org"] {
             assert!(Address::parse(&format!("http://{host}:80")).is_ok(), "{host}");

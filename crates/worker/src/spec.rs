@@ -57,6 +57,9 @@ pub struct WorkerSpec {
     /// Token sent to this worker instead of `--worker-token`. Never shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key: Option<String>,
+    /// Whether it gets no new requests, while its running ones go on.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
 }
 
 impl Default for WorkerSpec {
@@ -72,6 +75,7 @@ impl Default for WorkerSpec {
             priority: 50,
             cost: 1.0,
             api_key: None,
+            draining: false,
         }
     }
 }
@@ -88,7 +92,7 @@ pub struct WorkerPatch {
     pub labels: Option<BTreeMap<String, String>>,
     /// See [`WorkerSpec::api_key`].
     pub api_key: Option<String>,
-    /// Whether it gets no new requests, while its running ones go on.
+    /// See [`WorkerSpec::draining`].
     pub draining: Option<bool>,
 }
 
@@ -175,6 +179,7 @@ impl WorkerSpec {
             cost: patch.cost.unwrap_or(self.cost),
             labels: patch.labels.clone().unwrap_or_else(|| self.labels.clone()),
             api_key: patch.api_key.clone().or_else(|| self.api_key.clone()),
+            draining: patch.draining.unwrap_or(self.draining),
             ..self.clone()
         };
         new.check().map(|()| new)

@@ -117,8 +117,8 @@ impl Worker {
             load,
             status,
             record,
+            draining: AtomicBool::new(spec.draining),
             spec: ArcSwap::from_pointee(spec),
-            draining: AtomicBool::new(false),
             cancel,
         }
     }

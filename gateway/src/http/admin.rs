@@ -146,8 +146,10 @@ async fn abort(State(app): State<Arc<App>>, request: Request<Body>) -> Answered 
         Some(parts) => {
             // However many workers have a part of it, it is one request.
             most = 1;
-            fan::ask_each(parts, |(worker, id)| (Arc::clone(&worker), abort_on(Arc::clone(&app), worker, id, false)))
-                .await
+            fan::ask_each(parts, |(worker, id)| {
+                (Arc::clone(&worker), abort_on(Arc::clone(&app), worker, id, false))
+            })
+            .await
         }
         None => fan::ask_all(&app, |worker| abort_on(Arc::clone(&app), worker, rid.clone(), false)).await,
     };

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::answer::{Refusal, json as answer};
 use crate::app::App;
 use crate::guard::read_body;
-use crate::workers::Added;
+use crate::workers::{Added, key};
 
 type Answered = std::result::Result<Response, Refusal>;
 
@@ -112,9 +112,10 @@ fn accepted(app: &Arc<App>, spec: WorkerSpec) -> Result<Response> {
             tracing::info!(worker = %worker.id, url = %worker.url, "worker added");
             (worker.id.to_string(), describe(&worker))
         }
-        Added::Pending(_) => {
+        Added::Pending(address) => {
             tracing::info!(url, "worker will be added once it tells what it speaks");
-            (url.clone(), json!({"id": url, "url": url, "ready": false}))
+            let shown = json!({"id": address, "url": url, "ready": false});
+            (address, shown)
         }
     };
     let location = format!("/workers/{id}");
@@ -142,8 +143,7 @@ async fn patch(State(app): State<Arc<App>>, Path(id): Path<String>, request: Req
 }
 
 async fn remove(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answered {
-    if app.workers.cancel(&id) {
-        app.workers.forget(&id)?;
+    if app.workers.withdraw(&id)? {
         return Ok(answer(StatusCode::OK, &json!({"id": id, "url": id, "removed": true})));
     }
     Ok(take_out(&app, &*find(&app, &id)?)?)
@@ -181,7 +181,7 @@ async fn add_by_url(State(app): State<Arc<App>>, Query(query): Query<ByUrl>) -> 
 }
 
 async fn remove_by_url(State(app): State<Arc<App>>, Query(query): Query<ByUrl>) -> Answered {
-    if !app.workers.cancel(&query.url) {
+    if !app.workers.withdraw(&query.url)? {
         let worker = find(&app, &query.url)?;
         let _ = take_out(&app, &worker)?;
     }
@@ -200,7 +200,7 @@ fn find(app: &App, id: &str) -> Result<Arc<Worker>> {
     if let Some(worker) = number.and_then(|id| app.fleet.worker(id)) {
         return Ok(worker);
     }
-    let same = |worker: &&Arc<Worker>| worker.url.trim_end_matches('/') == id.trim_end_matches('/');
+    let same = |worker: &&Arc<Worker>| key(&worker.url) == key(id);
     app.fleet.workers().iter().find(same).cloned().ok_or_else(|| {
         let message = format!("worker '{id}' is not in the fleet; GET /workers lists all");
         Error::new(ErrorCode::NotFound, message).with_field("id")

@@ -27,7 +27,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Workers {
     state: Mutex<State>,
-    /// Addresses that have not told yet what they speak.
+    /// Addresses that have not told yet what they speak, by [`key`].
     pending: Arc<Mutex<BTreeMap<String, CancellationToken>>>,
     tracker: TaskTracker,
     stop: CancellationToken,
@@ -38,7 +38,7 @@ pub struct Workers {
 pub enum Added {
     /// It is in the fleet.
     Worker(Arc<Worker>),
-    /// It will be once it has told what it speaks.
+    /// It will be once it has told what it speaks; its address.
     Pending(String),
 }
 
@@ -64,7 +64,13 @@ impl Workers {
         let given = options.worker_urls.iter().map(WorkerSpec::new);
         let given = given.filter(|spec| !known.has_removed(&spec.url) && known.find(&spec.url).is_none());
         for spec in given.chain(known.added()) {
-            workers.admit(fleet, spec)?;
+            match workers.admit(fleet, spec) {
+                // Somebody named it twice; one of them is enough.
+                Err(error) if error.code == ErrorCode::Conflict => {
+                    tracing::warn!(error = %error, "a worker is named twice");
+                }
+                admitted => drop(admitted?),
+            }
         }
         sources::watch(&workers, options, fleet)?;
         Ok(workers)
@@ -81,10 +87,10 @@ impl Workers {
     /// As [`Fleet::register`]; `Internal` if the state file can't be written, and then nothing has changed.
     pub fn add(&self, fleet: &Arc<Fleet>, spec: WorkerSpec) -> Result<Added> {
         let added = self.admit(fleet, spec.clone())?;
-        if let Err(error) = self.state.lock().add(spec.clone()) {
-            match added {
+        if let Err(error) = self.state.lock().add(spec) {
+            match &added {
                 Added::Worker(worker) => fleet.forget(worker.id),
-                Added::Pending(url) => drop(self.cancel(&url)),
+                Added::Pending(address) => self.cancel(address),
             }
             return Err(error);
         }
@@ -109,10 +115,23 @@ impl Workers {
         self.state.lock().remove(url)
     }
 
-    /// Stops asking an address; whether it was asked.
-    pub fn cancel(&self, url: &str) -> bool {
-        let found = self.pending.lock().remove(url);
-        found.inspect(CancellationToken::cancel).is_some()
+    /// Takes back a worker that has not told yet what it speaks; whether there was one.
+    ///
+    /// # Errors
+    /// As [`Self::forget`].
+    pub fn withdraw(&self, url: &str) -> Result<bool> {
+        let mut pending = self.pending.lock();
+        if !pending.contains_key(key(url)) {
+            return Ok(false);
+        }
+        self.forget(url)?;
+        end(&mut pending, url);
+        Ok(true)
+    }
+
+    /// Stops asking an address.
+    fn cancel(&self, url: &str) {
+        end(&mut self.pending.lock(), url);
     }
 
     /// Addresses that have not told yet what they speak.
@@ -123,47 +142,64 @@ impl Workers {
     /// Puts a worker into the fleet, at once or when it has told what it speaks.
     fn admit(&self, fleet: &Arc<Fleet>, mut spec: WorkerSpec) -> Result<Added> {
         spec.check()?;
+        let address = key(&spec.url).to_owned();
+        if !spec.url.contains("://") {
+            match &spec.connection_mode {
+                Some(mode) => spec.url = format!("{mode}://{address}"),
+                None => check_address(&address)?,
+            }
+        }
+        let mut pending = self.pending.lock();
+        if pending.contains_key(&address) || fleet.workers().iter().any(|worker| key(&worker.url) == address)
+        {
+            let text = format!("worker '{}' is in the fleet already; remove it first", spec.url);
+            return Err(Error::new(ErrorCode::Conflict, text).with_field("url"));
+        }
         if spec.url.contains("://") {
             return fleet.register(spec).map(Added::Worker);
         }
-        if let Some(mode) = &spec.connection_mode {
-            spec.url = format!("{mode}://{}", spec.url);
-            return fleet.register(spec).map(Added::Worker);
-        }
-        let address = spec.url.clone();
-        check_address(&address)?;
         let cancel = self.stop.child_token();
-        let known = fleet.workers().iter().any(|worker| worker.url.ends_with(&format!("://{address}")));
-        if known || self.pending.lock().insert(address.clone(), cancel.clone()).is_some() {
-            let text = format!("worker '{address}' is in the fleet already; remove it first");
-            return Err(Error::new(ErrorCode::Conflict, text).with_field("url"));
-        }
-        let (fleet, pending) = (Arc::clone(fleet), Arc::clone(&self.pending));
+        pending.insert(address.clone(), cancel.clone());
+        let (fleet, pending, asked) = (Arc::clone(fleet), Arc::clone(&self.pending), address.clone());
         self.tracker.spawn(async move {
-            tokio::select! {
-                () = cancel.cancelled() => {}
-                () = find_out(&fleet, spec) => {}
+            let transport = tokio::select! {
+                () = cancel.cancelled() => return,
+                transport = find_out(&asked) => transport,
+            };
+            let mut pending = pending.lock();
+            if cancel.is_cancelled() {
+                return;
             }
-            pending.lock().remove(&address);
+            pending.remove(&asked);
+            spec.url = format!("{transport}://{asked}");
+            let url = spec.url.clone();
+            if let Err(error) = fleet.register(spec) {
+                tracing::warn!(worker = url, error = %error, "a worker can't be added");
+            }
         });
-        Ok(Added::Pending(format!("worker-{}", self.pending.lock().len())))
+        Ok(Added::Pending(address))
     }
 }
 
-/// Asks an address what it speaks until it answers, then adds it.
-async fn find_out(fleet: &Arc<Fleet>, spec: WorkerSpec) {
+/// Ends an entry and its task. Whoever finds his token uncancelled under the lock knows that the entry is his.
+fn end(pending: &mut BTreeMap<String, CancellationToken>, url: &str) {
+    if let Some(token) = pending.remove(key(url)) {
+        token.cancel();
+    }
+}
+
+/// What tells workers apart: the URL without its scheme, which may be found out later, and without a slash at its end.
+pub(crate) fn key(url: &str) -> &str {
+    url.split_once("://").map_or(url, |(_, rest)| rest).trim_end_matches('/')
+}
+
+/// Asks an address what it speaks until it answers.
+async fn find_out(address: &str) -> Transport {
     let mut wait = Duration::from_millis(100);
     loop {
-        match speaks(&spec.url, ASK).await {
-            Ok(transport) => {
-                let scheme = if transport == Transport::Grpc { "grpc" } else { "http" };
-                let url = format!("{scheme}://{}", spec.url);
-                if let Err(error) = fleet.register(WorkerSpec { url: url.clone(), ..spec }) {
-                    tracing::warn!(worker = url, error = %error, "a worker can't be added");
-                }
-                return;
-            }
-            Err(error) => tracing::debug!(worker = spec.url, error = %error, "asked again soon"),
+        match speaks(address, ASK).await {
+            Ok(transport) => return transport,
+            Err(error) => tracing::debug!(worker = address, error = %error, "asked again soon"),
         }
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(ASK_AGAIN);

@@ -10,6 +10,8 @@ use branchline_core::{Error, Result};
 use branchline_worker::WorkerSpec;
 use serde::{Deserialize, Serialize};
 
+use super::key;
+
 /// What requests changed of the fleet.
 #[derive(Debug, Clone, Default)]
 pub(super) struct State {
@@ -22,12 +24,24 @@ pub(super) struct State {
 struct Changes {
     /// Of this form; a later one is refused.
     version: u32,
-    /// By URL.
+    /// By [`key`].
     added: BTreeMap<String, WorkerSpec>,
+    /// Keys.
     removed: Vec<String>,
 }
 
 const VERSION: u32 = 1;
+
+impl Changes {
+    /// Names all workers by their keys: older files have URLs, and one worker may be there by two.
+    fn by_key(&mut self) {
+        let (told, bare): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.added).into_values().partition(|spec| spec.url.contains("://"));
+        // What the worker was found to speak was written later than its bare address.
+        self.added = bare.into_iter().chain(told).map(|spec| (key(&spec.url).to_owned(), spec)).collect();
+        self.removed.iter_mut().for_each(|url| *url = key(url).to_owned());
+    }
+}
 
 impl State {
     /// Reads the file; one that is not there yet is an empty one. Without a path nothing is kept.
@@ -47,15 +61,16 @@ impl State {
                 return Err(fail(path, &format!("its version is {} and not {VERSION}", changes.version)));
             }
         }
+        changes.by_key();
         Ok(Self { path, changes })
     }
 
     pub(super) fn find(&self, url: &str) -> Option<&WorkerSpec> {
-        self.changes.added.get(url)
+        self.changes.added.get(key(url))
     }
 
     pub(super) fn has_removed(&self, url: &str) -> bool {
-        self.changes.removed.iter().any(|removed| removed == url)
+        self.changes.removed.iter().any(|removed| removed == key(url))
     }
 
     pub(super) fn added(&self) -> impl Iterator<Item = WorkerSpec> {
@@ -65,20 +80,18 @@ impl State {
     /// Notes an added or changed worker.
     pub(super) fn add(&mut self, spec: WorkerSpec) -> Result<()> {
         let mut next = self.changes.clone();
-        next.removed.retain(|url| *url != spec.url);
-        next.added.insert(spec.url.clone(), spec);
+        let name = key(&spec.url).to_owned();
+        next.removed.retain(|removed| *removed != name);
+        next.added.insert(name, spec);
         self.store(next)
     }
 
     /// Notes a removed worker, also one of the options: it stays away.
     pub(super) fn remove(&mut self, url: &str) -> Result<()> {
         let mut next = self.changes.clone();
-        next.added.remove(url);
-        if let Some((_, address)) = url.split_once("://") {
-            next.added.remove(address);
-        }
-        if !next.removed.iter().any(|removed| removed == url) {
-            next.removed.push(url.to_owned());
+        next.added.remove(key(url));
+        if !self.has_removed(url) {
+            next.removed.push(key(url).to_owned());
         }
         self.store(next)
     }
@@ -126,6 +139,22 @@ mod tests {
         assert!(again.has_removed("http://static:1") && !again.has_removed("http://a:1"));
         use std::os::unix::fs::PermissionsExt as _;
         assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_worker_has_one_name_with_and_without_its_scheme() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.json");
+        let old = r#"{"version":1,"removed":["http://gone:1/"],"added":{
+            "a:1":{"url":"a:1"},"http://a:1":{"url":"http://a:1","priority":7}}}"#;
+        std::fs::write(&path, old).unwrap();
+        let mut state = State::open(Some(path)).unwrap();
+        assert_eq!(state.added().map(|spec| spec.priority).collect::<Vec<_>>(), [7]);
+        assert!(state.has_removed("gone:1") && state.find("a:1/").is_some());
+        state.add(WorkerSpec::new("a:1")).unwrap();
+        assert_eq!(state.added().count(), 1);
+        state.remove("http://a:1").unwrap();
+        assert_eq!((state.added().count(), state.has_removed("a:1")), (0, true));
     }
 
     #[test]
