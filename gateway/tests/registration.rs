@@ -175,6 +175,25 @@ async fn what_cannot_be_kept_is_not_asked_either() {
 }
 
 #[tokio::test]
+async fn a_file_takes_out_its_own_workers_only_and_brings_no_removed_one_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("workers.txt");
+    let (flagged, mine) = (fine().await, fine().await);
+    std::fs::write(&path, format!("{}\n{}\n", flagged.url(), mine.url())).expect("written");
+    let file = path.display().to_string();
+    let given = [("worker_file", file.as_str()), ("worker_refresh", "10ms")];
+    let gateway = Gateway::start_cold(&given, &[flagged.url()]).await;
+    ready(&gateway, 2).await;
+    gateway.post(&format!("/remove_worker?url={}", mine.url()), "").await;
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    assert_eq!(urls(&gateway), [flagged.url()], "what was removed stays away");
+    gateway.post("/workers", &json!({"url": mine.url()}).to_string()).await;
+    std::fs::write(&path, "# none\n").expect("written");
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    assert_eq!(urls(&gateway), [flagged.url(), mine.url()], "others named them");
+}
+
+#[tokio::test]
 async fn a_worker_file_is_followed() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("workers.txt");

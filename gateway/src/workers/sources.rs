@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use branchline_core::{Error, Result};
+use branchline_core::{Error, ErrorCode, Result};
 use branchline_worker::{Fleet, WorkerSpec};
 
-use super::Workers;
+use super::{Workers, key};
 use crate::config::Options;
 
 /// Where a list of workers comes from.
@@ -129,7 +129,10 @@ fn apply(
     grace: std::time::Duration,
 ) {
     let found: BTreeMap<String, WorkerSpec> =
-        found.into_iter().map(|spec| (spec.url.clone(), spec)).collect();
+        found.into_iter().map(|spec| (key(&spec.url).to_owned(), spec)).collect();
+    // What was removed on request is not this source's any more, nor does it come back because it is listed.
+    let removed = |url: &str| owner.state.lock().has_removed(url);
+    known.retain(|url, _| !removed(url));
     let gone: Vec<String> = known
         .iter()
         .filter(|(url, spec)| found.get(*url) != Some(spec))
@@ -138,24 +141,26 @@ fn apply(
     for url in gone {
         known.remove(&url);
         owner.cancel(&url);
-        let own = |worker: &&Arc<branchline_worker::Worker>| {
-            worker.url == url || worker.url.ends_with(&format!("://{url}"))
-        };
-        if let Some(worker) = fleet.workers().iter().find(own) {
+        if let Some(worker) = fleet.workers().iter().find(|worker| key(&worker.url) == url) {
             tracing::info!(worker = %worker.url, "worker is no longer listed");
             owner.tracker.spawn(fleet.retire(worker.id, grace));
         }
     }
     for (url, spec) in found {
-        if known.contains_key(&url) {
+        if known.contains_key(&url) || removed(&url) {
             continue;
         }
         match owner.admit(fleet, spec.clone()) {
-            Ok(_) => tracing::info!(worker = url, "worker is listed"),
+            Ok(_) => {
+                tracing::info!(worker = url, "worker is listed");
+                known.insert(url, spec);
+            }
             // Somebody else named it too; whoever did takes it out.
-            Err(error) => tracing::debug!(worker = url, error = %error, "a listed worker was not added"),
+            Err(error) if error.code == ErrorCode::Conflict => {
+                tracing::debug!(worker = url, "a listed worker is in the fleet already");
+            }
+            Err(error) => tracing::warn!(worker = url, error = %error, "a listed worker was not added"),
         }
-        known.insert(url, spec);
     }
 }
 
