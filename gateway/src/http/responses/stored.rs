@@ -79,18 +79,34 @@ impl ResponseStore {
     pub(super) fn put(&self, entry: Entry) {
         let Some(id) = entry.response["id"].as_str().map(str::to_owned) else { return };
         let table = &mut *self.table.lock();
-        if entry.kept.again && !table.entries.contains_key(&id) {
-            return;
+        if entry.kept.again {
+            // One that was deleted stays so, and whoever was told that it is cancelled is not told another end.
+            let Some(old) = table.entries.get(&id) else { return };
+            if old.response["status"] == "cancelled" && entry.response["status"] != "cancelled" {
+                return;
+            }
         }
-        table.bytes += entry.bytes;
-        match table.entries.insert(id.clone(), Arc::new(entry)) {
-            Some(old) => table.bytes -= old.bytes,
-            None => table.order.push_back(id),
+        table.insert(id, entry, self.limit);
+    }
+
+    /// Ends a response that runs in the background and answers what it is now; one that has ended stays as it is.
+    /// Looked at and changed under one lock, so that neither its end nor its deletion falls between.
+    fn cancel(&self, id: &str, owner: &str) -> Result<Value> {
+        let table = &mut *self.table.lock();
+        let found = table.entries.get(id).filter(|entry| entry.kept.owner == owner);
+        let entry = Arc::clone(found.ok_or_else(|| not_stored(id))?);
+        if entry.response["background"] != true {
+            let message =
+                "only a response made with `background` can be cancelled; close the connection of another";
+            return Err(Error::invalid("response_id", message));
         }
-        while table.bytes > self.limit {
-            let Some(oldest) = table.order.pop_front() else { break };
-            table.drop_entry(&oldest);
+        let mut response = entry.response.clone();
+        if let Some(cancel) = &entry.cancel {
+            cancel.cancel();
+            response["status"] = "cancelled".into();
+            table.insert(id.to_owned(), entry.kept.clone().with(response.clone(), None), self.limit);
         }
+        Ok(response)
     }
 
     fn get(&self, id: &str, owner: &str) -> Result<Arc<Entry>> {
@@ -126,6 +142,19 @@ impl ResponseStore {
 }
 
 impl Table {
+    /// Stores an entry, in the place of an earlier one; the oldest make room.
+    fn insert(&mut self, id: String, entry: Entry, limit: usize) {
+        self.bytes += entry.bytes;
+        match self.entries.insert(id.clone(), Arc::new(entry)) {
+            Some(old) => self.bytes -= old.bytes,
+            None => self.order.push_back(id),
+        }
+        while self.bytes > limit {
+            let Some(oldest) = self.order.pop_front() else { break };
+            self.drop_entry(&oldest);
+        }
+    }
+
     fn drop_entry(&mut self, id: &str) {
         if let Some(gone) = self.entries.remove(id) {
             self.bytes -= gone.bytes;
@@ -155,21 +184,8 @@ pub(super) async fn forget(State(app): State<Arc<App>>, Path(id): Path<String>, 
 
 /// `POST /v1/responses/{id}/cancel`: one that runs in the background ends; one that has ended stays as it is.
 pub(super) async fn cancel(State(app): State<Arc<App>>, Path(id): Path<String>, head: Parts) -> Response {
-    settle(app.responses.get(&id, &tenant_of(&head.extensions)).and_then(|entry| stop(&app, &entry)))
-}
-
-fn stop(app: &App, entry: &Entry) -> Result<Response> {
-    if entry.response["background"] != true {
-        let message =
-            "only a response made with `background` can be cancelled; close the connection of another";
-        return Err(Error::invalid("response_id", message));
-    }
-    let Some(cancel) = &entry.cancel else { return Ok(reply(StatusCode::OK, &entry.response)) };
-    cancel.cancel();
-    let mut response = entry.response.clone();
-    response["status"] = "cancelled".into();
-    app.responses.put(entry.kept.clone().with(response.clone(), None));
-    Ok(reply(StatusCode::OK, &response))
+    let cancelled = app.responses.cancel(&id, &tenant_of(&head.extensions));
+    settle(cancelled.map(|response| reply(StatusCode::OK, &response)))
 }
 
 /// `GET /v1/responses/{id}/input_items`, the newest first unless asked otherwise.
@@ -237,6 +253,39 @@ mod tests {
         store.put(entry("a", "one", "hi"));
         assert!(store.get("a", "one").is_ok());
         assert_eq!(store.get("a", "two").unwrap_err().code, ErrorCode::NotFound);
+    }
+
+    /// A response in the background, and its later end.
+    fn in_background(store: &ResponseStore) -> (CancellationToken, Entry) {
+        let cancel = CancellationToken::new();
+        let state = |status: &str| json!({"id": "a", "status": status, "background": true, "output": []});
+        let kept = Kept::new("one".to_owned(), Vec::new(), Vec::new());
+        store.put(kept.clone().with(state("in_progress"), Some(cancel.clone())));
+        (cancel, Kept { again: true, ..kept }.with(state("completed"), None))
+    }
+
+    #[test]
+    fn a_cancel_and_an_end_or_a_deletion_leave_what_came_first() {
+        let store = ResponseStore::new(10_000);
+        let (cancel, end) = in_background(&store);
+        assert_eq!(store.cancel("a", "two").unwrap_err().code, ErrorCode::NotFound);
+        assert_eq!(store.cancel("a", "one").unwrap()["status"], "cancelled");
+        assert!(cancel.is_cancelled());
+        store.put(end);
+        assert_eq!(store.get("a", "one").unwrap().response["status"], "cancelled");
+
+        let store = ResponseStore::new(10_000);
+        let (cancel, end) = in_background(&store);
+        store.put(end);
+        assert_eq!(store.cancel("a", "one").unwrap()["status"], "completed");
+        assert!(!cancel.is_cancelled());
+
+        let store = ResponseStore::new(10_000);
+        let (_, end) = in_background(&store);
+        store.table.lock().drop_entry("a");
+        assert!(store.cancel("a", "one").is_err());
+        store.put(end);
+        assert!(store.is_empty() && store.table.lock().bytes == 0);
     }
 
     #[test]
