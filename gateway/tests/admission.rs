@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::kit::Gateway;
-use branchline_testkit::{ScriptedWorker, Step, chunk, event_stream, last_chunk, response, within};
+use branchline_testkit::{
+    EngineSetup, FakeEngine, ScriptedWorker, Step, chunk, event_stream, last_chunk, response, within,
+};
 use tokio::sync::watch;
 
 const BODY: &str = r#"{"model":"m","prompt":"x","stream":true}"#;
@@ -120,4 +122,26 @@ async fn admission_overload_mark_expires_by_itself() {
     for _ in 0..10 {
         assert_eq!(gateway.post("/v1/completions", BODY).await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn work_in_the_background_holds_its_place_until_it_ends() {
+    let engine = FakeEngine::start(EngineSetup::default()).await.expect("a free port");
+    let given = [("max_concurrent_requests", "1"), ("queue_size", "0")];
+    let gateway = Gateway::start(&given, &[engine.url()]).await;
+    let body = r#"{"input": "Hi", "background": true}"#;
+    let started = gateway.post("/v1/responses", body).await;
+    assert_eq!(started.status, 200, "{}", started.text());
+    within("the request", engine.wait_until(|engine| engine.submits().len() == 1)).await;
+    assert_eq!(gateway.post("/v1/responses", body).await.status, 429);
+    // What ends work needs no place.
+    let path = format!("/v1/responses/{}/cancel", started.json()["id"].as_str().expect("an id"));
+    assert_eq!(gateway.post(&path, "").await.status, 200);
+    within("its cancel", engine.wait_until(|engine| engine.cancels().len() == 1)).await;
+    within("its place", async {
+        while gateway.post("/v1/responses", body).await.status != 200 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await;
 }

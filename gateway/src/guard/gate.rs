@@ -165,9 +165,9 @@ where
             return Box::pin(std::future::ready(Ok(tally.attach(refusal))));
         }
         let named = Named::of(&mut request);
-        let request = request.map(Body::new);
+        let mut request = request.map(Body::new);
         let rules = Arc::clone(&self.rules);
-        let counted = route.access == Access::Client && request.method() == Method::POST;
+        let counted = route.is_work() && request.method() == Method::POST;
         let Some(admission) = rules.admission.clone().filter(|_| counted) else {
             let answer = self.inner.call(request);
             return Box::pin(async move {
@@ -180,7 +180,12 @@ where
         let mut inner = std::mem::replace(&mut self.inner, clone);
         Box::pin(async move {
             match admission.enter().await {
-                Ok(permit) => tally.permit = Some(permit),
+                Ok(permit) => {
+                    // Work that outlives its answer takes its place along.
+                    let permit = Arc::new(permit);
+                    request.extensions_mut().insert(Arc::clone(&permit));
+                    tally.permit = Some(permit);
+                }
                 Err(error) => return Ok(tally.finish(refuse(&error), named, &rules)),
             }
             let Ok(response) = inner.call(request).await;
@@ -234,7 +239,7 @@ struct Tally {
     pace: Pace,
     span: Option<RequestSpan>,
     /// Its place among those that run at once, held to the last byte.
-    permit: Option<Permit>,
+    permit: Option<Arc<Permit>>,
     /// Its refusals have the shape of Anthropic's API.
     anthropic: bool,
 }

@@ -20,6 +20,13 @@ pub struct Route {
     pub access: Access,
 }
 
+impl Route {
+    /// Whether a POST to it is work that takes a place. What ends work must not wait for one.
+    pub fn is_work(self) -> bool {
+        self.access == Access::Client && self != RESPONSE
+    }
+}
+
 const ROUTES: &[Route] = &[
     route("/v1/chat/completions", Access::Client),
     route("/v1/completions", Access::Client),

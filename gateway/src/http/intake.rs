@@ -16,7 +16,7 @@ use super::relay;
 use super::session::session_key;
 use crate::app::App;
 use crate::dispatch::{self, Job, JobLease, LeaseWant, LiveGuard, Model, Running};
-use crate::guard::{KeyHash, read_body};
+use crate::guard::{KeyHash, Permit, read_body};
 
 /// Longest name of a model.
 const MAX_NAME_BYTES: usize = 1024;
@@ -31,6 +31,8 @@ pub(super) struct Intake {
     pub(super) arrived: Instant,
     /// Bytes of the body: bounds the cost of text work.
     pub(super) bytes: usize,
+    /// Its place among the requests that run at once, if there is a limit.
+    pub(super) permit: Option<Arc<Permit>>,
     traceparent: String,
     /// Whose leases it may take and hit, and whose stored responses it sees.
     pub(super) tenant: String,
@@ -91,6 +93,7 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
         name,
         arrived,
         bytes: body.len(),
+        permit: head.extensions.get().cloned(),
         tenant: tenant_of(&head.extensions),
         traceparent: header(&head, "traceparent").unwrap_or_default(),
         tag: header(&head, "x-request-id"),

@@ -26,6 +26,7 @@ use super::stream::{Family, Out, respond};
 use super::turn::{self, Turn};
 use crate::app::App;
 use crate::dispatch::{self, Batch, Item, Running};
+use crate::guard::Permit;
 use output::{Output, Status};
 use stored::Kept;
 
@@ -62,7 +63,8 @@ async fn serve(intake: Intake) -> Result<Response> {
         turn::begin(&intake, request.chat, ResponsesRequest::FIT, "resp_").await?;
     let output = Output::new(&head, request.echo);
     let kept = request.store.then(|| Kept::new(intake.tenant.clone(), request.items, conversation));
-    let run = Run { app: Arc::clone(&intake.app), output, speakers, gathered, kept };
+    let (app, permit) = (Arc::clone(&intake.app), intake.permit.clone());
+    let run = Run { app, output, speakers, gathered, kept, _permit: permit };
     if stream {
         return respond(&intake.app, jobs, Events { run, begun: false }).await;
     }
@@ -79,6 +81,8 @@ struct Run {
     speakers: Vec<Speaker>,
     gathered: Gathered,
     kept: Option<Kept>,
+    /// In the background it outlives the answer.
+    _permit: Option<Arc<Permit>>,
 }
 
 impl Run {
