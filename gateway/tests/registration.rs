@@ -263,3 +263,22 @@ async fn a_choice_is_explained_on_the_answer_and_afterwards() {
     let plain = gateway.post("/v1/completions", "{}").await;
     assert_eq!((plain.header("x-request-id"), plain.header("x-branchline-explain")), (None, None));
 }
+
+#[tokio::test]
+async fn only_operators_are_told_of_a_choice_and_of_their_own_request() {
+    let one = fine().await;
+    let given = [("api_key", "admins"), ("user_api_key", "users")];
+    let gateway = Gateway::start(&given, &[one.url()]).await;
+    let ask = async |key: &str, body: &str| {
+        let headers = [("x-api-key", key), ("x-branchline-explain", "1"), ("x-request-id", "same")];
+        let answer = gateway.call("POST", "/v1/completions", &headers, body).await;
+        assert_eq!((answer.status, answer.header("x-request-id")), (200, Some("same")));
+        answer.header("x-branchline-explain").map(str::to_owned)
+    };
+    assert_eq!(ask("users", r#"{"prompt":"x"}"#).await, None);
+    assert!(ask("admins", r#"{"prompt":"x"}"#).await.is_some_and(|told| told.contains(&one.url())));
+    // No choice is made for this one; that of another with its name is none of its business.
+    let headers = [("x-api-key", "admins"), ("x-branchline-explain", "1"), ("x-request-id", "same")];
+    let models = gateway.call("GET", "/v1/models", &headers, "").await;
+    assert_eq!(models.header("x-branchline-explain"), None);
+}

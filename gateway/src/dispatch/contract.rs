@@ -7,6 +7,7 @@ use branchline_protocol::{Constraint, Form, LogprobRequest, Routing, Sampling};
 use branchline_worker::{CacheKey, Model, proto};
 
 use super::{JobLease, LiveGuard};
+use crate::http::Asked;
 
 /// One prompt, ready to run.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub struct Job {
     pub traceparent: String,
     /// The client's own name for the request, if any.
     pub tag: Option<String>,
+    /// Its mark, if its answer tells why it went where it went.
+    pub asked: Option<Asked>,
     /// Hash of the session that it belongs to, if the policy asks.
     pub key: Option<u64>,
     /// What stands for a seed that the client did not give, so that a continuation draws the same numbers.

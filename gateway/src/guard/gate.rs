@@ -19,7 +19,7 @@ use tower::Service;
 use super::routes::{Access, Route, route_of};
 use super::{Admission, KeyHash, Keys, Permit, Role, origin};
 use crate::app::App;
-use crate::http::{Explanations, is_anthropic, refuse, shape};
+use crate::http::{Asked, Explanations, is_anthropic, refuse, shape};
 use crate::lifecycle::Fault;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -69,10 +69,13 @@ impl Rules {
     fn check<B>(&self, request: &Request<B>, access: Access) -> Result<(Option<KeyHash>, bool)> {
         let found = if self.keys.required() { self.keys.accept(request.headers()) } else { None };
         let key = found.map(|(key, _)| key);
+        let operator = || {
+            let keyed = !self.keys.required() || found.is_some_and(|(_, role)| role == Role::Admin);
+            keyed && self.local(request, key.is_some()).is_ok()
+        };
         if access == Access::Open {
             // A probe is answered whoever asks; only what it tells differs.
-            let keyed = !self.keys.required() || found.is_some_and(|(_, role)| role == Role::Admin);
-            return Ok((key, keyed && self.local(request, key.is_some()).is_ok()));
+            return Ok((key, operator()));
         }
         if self.keys.required() && found.is_none() {
             let message =
@@ -80,7 +83,8 @@ impl Rules {
             return Err(Error::new(ErrorCode::Unauthenticated, message));
         }
         if access == Access::Client {
-            return Ok((key, false));
+            // Nothing but the explanation differs.
+            return Ok((key, request.headers().contains_key(EXPLAIN) && operator()));
         }
         if found.is_some_and(|(_, role)| role == Role::User) {
             let message = "the API key is a user's and this path is for operators; use an admin's key";
@@ -154,17 +158,19 @@ where
         if let Some(refusal) = refuse_framing(&request) {
             return Box::pin(std::future::ready(Ok(tally.attach(refusal))));
         }
-        match self.rules.check(&request, route.access) {
+        let trusted = match self.rules.check(&request, route.access) {
             Ok((key, trusted)) => {
                 key.map(|key| request.extensions_mut().insert(key));
                 trusted.then(|| request.extensions_mut().insert(Trusted));
+                trusted
             }
             Err(error) => return Box::pin(std::future::ready(Ok(tally.attach(refuse(&error))))),
-        }
+        };
         if let Some(refusal) = refuse_packed(&request) {
             return Box::pin(std::future::ready(Ok(tally.attach(refusal))));
         }
-        let named = Named::of(&mut request);
+        let asked = trusted.then(|| self.rules.explanations.ask());
+        let named = Named::of(&mut request, asked);
         let mut request = request.map(Body::new);
         let rules = Arc::clone(&self.rules);
         let counted = route.is_work() && request.method() == Method::POST;
@@ -194,33 +200,38 @@ where
     }
 }
 
-/// A request that its client named, or asks about.
+/// A request that its client named, or an operator asks about.
 struct Named {
     id: HeaderValue,
-    explain: bool,
+    asked: Option<Asked>,
 }
 
 impl Named {
-    /// `None` if there is nothing to tell; a request that is asked about gets a name.
-    fn of<B>(request: &mut Request<B>) -> Option<Self> {
+    /// `None` if there is nothing to tell; a request that is asked about gets a name. `asked` is there if its sender may
+    /// ask: other clients are told neither workers nor loads.
+    fn of<B>(request: &mut Request<B>, asked: Option<Asked>) -> Option<Self> {
+        let word = request.headers().get(EXPLAIN).map(HeaderValue::as_bytes);
+        let asked = asked.filter(|_| word.is_some_and(|word| !matches!(word, b"" | b"0" | b"false" | b"no")));
+        if let Some(asked) = asked {
+            request.extensions_mut().insert(asked);
+        }
         let headers = request.headers_mut();
-        let asked = headers.get(EXPLAIN).map(HeaderValue::as_bytes);
-        let explain = asked.is_some_and(|word| !matches!(word, b"" | b"0" | b"false" | b"no"));
         let id = match headers.get(REQUEST_ID) {
             Some(id) => id.clone(),
-            None if explain => {
+            None if asked.is_some() => {
                 let id = HeaderValue::from_str(&uuid::Uuid::new_v4().simple().to_string()).ok()?;
                 headers.insert(REQUEST_ID, id.clone());
                 id
             }
             None => return None,
         };
-        Some(Self { id, explain })
+        Some(Self { id, asked })
     }
 
     fn tell(self, response: &mut Response<Body>, rules: &Rules) {
-        let told = self.id.to_str().ok().filter(|_| self.explain);
-        let told = told.and_then(|id| rules.explanations.header(id, &rules.fleet));
+        let id = self.id.to_str().ok();
+        let told =
+            self.asked.zip(id).and_then(|(asked, id)| rules.explanations.header(asked, id, &rules.fleet));
         if let Some(told) = told.and_then(|told| HeaderValue::try_from(told).ok()) {
             response.headers_mut().insert(EXPLAIN, told);
         }

@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::Router;
 use axum::extract::{Path, State};
@@ -29,27 +30,45 @@ const ID_BYTES: usize = 256;
 #[derive(Debug, Default)]
 pub struct Explanations {
     ring: Mutex<VecDeque<Entry>>,
+    asked: AtomicU64,
 }
 
-#[derive(Debug)]
+/// In the extensions of a request whose choice goes into the answer's header: tells it from others of the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asked(u64);
+
+/// What a request is called.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Called<'a> {
+    /// By the gateway and the workers.
+    pub id: &'a str,
+    /// By its client.
+    pub tag: Option<&'a str>,
+    /// If its answer tells of the choice.
+    pub asked: Option<Asked>,
+}
+
+#[derive(Debug, Clone)]
 struct Entry {
     id: String,
     tag: Option<String>,
+    asked: Option<Asked>,
     model: Option<String>,
     decision: Decision,
 }
 
 impl Explanations {
-    /// Keeps a choice for the request `id`, which the client also calls `tag`; a retry's comes after the first one's.
-    pub fn note(&self, id: &str, tag: Option<&str>, model: Option<&str>, decision: &Decision) {
-        if id.len() > ID_BYTES {
+    /// Keeps a choice; a retry's comes after the first one's.
+    pub fn note(&self, called: Called<'_>, model: Option<&str>, decision: Decision) {
+        if called.id.len() > ID_BYTES {
             return;
         }
         let entry = Entry {
-            id: id.to_owned(),
-            tag: tag.filter(|tag| tag.len() <= ID_BYTES).map(str::to_owned),
+            id: called.id.to_owned(),
+            tag: called.tag.filter(|tag| tag.len() <= ID_BYTES).map(str::to_owned),
+            asked: called.asked,
             model: model.map(str::to_owned),
-            decision: decision.clone(),
+            decision,
         };
         let mut ring = self.ring.lock();
         if ring.len() >= KEPT {
@@ -58,22 +77,24 @@ impl Explanations {
         ring.push_back(entry);
     }
 
+    /// A mark for a request that is asked about.
+    pub fn ask(&self) -> Asked {
+        Asked(self.asked.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// All choices made for `id`, in order; `None` if none is kept.
     pub fn find(&self, id: &str, fleet: &Fleet) -> Option<Value> {
-        let ring = self.ring.lock();
-        let all: Vec<Value> = ring
-            .iter()
-            .filter(|entry| entry.is_called(id))
-            .map(|entry| entry.tell(fleet, usize::MAX))
-            .collect();
+        // Written when the lock is free again: every choice takes it.
+        let found: Vec<Entry> =
+            self.ring.lock().iter().filter(|entry| entry.is_called(id)).cloned().collect();
+        let all: Vec<Value> = found.iter().map(|entry| entry.tell(fleet, usize::MAX)).collect();
         (!all.is_empty()).then(|| json!({"request": id, "choices": all}))
     }
 
-    /// The last choice made for `id`, short enough for a header.
-    pub fn header(&self, id: &str, fleet: &Fleet) -> Option<String> {
-        let ring = self.ring.lock();
-        let entry = ring.iter().rev().find(|entry| entry.is_called(id))?;
-        let mut told = entry.tell(fleet, IN_HEADER);
+    /// The last choice made for the request that asked, which its client calls `id`; short enough for a header.
+    pub fn header(&self, asked: Asked, id: &str, fleet: &Fleet) -> Option<String> {
+        let found = self.ring.lock().iter().rev().find(|entry| entry.asked == Some(asked)).cloned();
+        let mut told = found?.tell(fleet, IN_HEADER);
         told["request"] = id.into();
         Some(told.to_string())
     }

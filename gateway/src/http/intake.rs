@@ -12,6 +12,7 @@ use http::request::Parts;
 use http::{Extensions, Request};
 
 use super::answer::refuse;
+use super::explain::Asked;
 use super::relay;
 use super::session::session_key;
 use crate::app::App;
@@ -37,6 +38,7 @@ pub(super) struct Intake {
     /// Whose leases it may take and hit, and whose stored responses it sees.
     pub(super) tenant: String,
     tag: Option<String>,
+    asked: Option<Asked>,
     key: Option<u64>,
 }
 
@@ -97,6 +99,7 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
         tenant: tenant_of(&head.extensions),
         traceparent: header(&head, "traceparent").unwrap_or_default(),
         tag: header(&head, "x-request-id"),
+        asked: head.extensions.get().copied(),
         key,
     })))
 }
@@ -177,6 +180,7 @@ impl Intake {
             lease,
             traceparent: self.traceparent.clone(),
             tag: self.tag.clone(),
+            asked: self.asked,
             key: self.key,
             seed: rand::random(),
         };

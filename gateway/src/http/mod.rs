@@ -43,7 +43,7 @@ use crate::guard::{Counted, Gate, Keys};
 
 pub use answer::{Refusal, json, refuse};
 pub(crate) use answer::{is_anthropic, shape};
-pub use explain::Explanations;
+pub use explain::{Asked, Called, Explanations};
 pub use responses::ResponseStore;
 pub use scrape::Shown;
 

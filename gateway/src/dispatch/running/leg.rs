@@ -10,6 +10,7 @@ use super::emitted::Emitted;
 use crate::app::App;
 use crate::dispatch::contract::cache_key;
 use crate::dispatch::{Job, JobLease};
+use crate::http::Called;
 
 /// A stream and whose it is.
 pub(super) struct Leg {
@@ -97,7 +98,8 @@ impl Leg {
         if job.live.is_aborted() {
             return Err(Error::new(ErrorCode::Cancelled, "the request was aborted before a worker had it"));
         }
-        app.explanations.note(job.live.id().as_str(), job.tag.as_deref(), Some(&job.model.name), &decision);
+        let called = Called { id: job.live.id().as_str(), tag: job.tag.as_deref(), asked: job.asked };
+        app.explanations.note(called, Some(&job.model.name), decision);
         let deadline = app.options.request_timeout.map(|limit| limit.saturating_sub(arrived.elapsed()));
         let numerics_id = worker.model().map(|model| model.info.numerics_id.clone()).unwrap_or_default();
         let stream = worker

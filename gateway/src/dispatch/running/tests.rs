@@ -41,6 +41,7 @@ async fn a_refusal_without_another_worker_is_told_as_it_is_and_spends_no_retry()
         lease: None,
         traceparent: String::new(),
         tag: None,
+        asked: None,
         key: None,
         seed: 0,
     };

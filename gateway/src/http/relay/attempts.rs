@@ -27,6 +27,7 @@ use super::peek::Peek;
 use super::scan::Family;
 use crate::app::App;
 use crate::http::answer::refuse;
+use crate::http::explain::Called;
 
 /// Longest error body that is read to find out whose fault it was, and how long that may take.
 const FAULT_BYTES: usize = 64 << 10;
@@ -45,6 +46,12 @@ pub(super) struct Attempts<'a> {
     pub(super) headers: HeaderMap,
     pub(super) key: Option<u64>,
     pub(super) deadline: Option<Instant>,
+}
+
+/// A worker that is to have a try.
+struct Chosen {
+    worker: Arc<Worker>,
+    guard: LoadGuard,
 }
 
 /// What one try came to.
@@ -158,7 +165,7 @@ impl Attempts<'_> {
         tries <= self.app.options.max_retries && !self.is_over()
     }
 
-    fn choose(&self, exclude: &[WorkerId]) -> Result<Choice> {
+    fn choose(&self, exclude: &[WorkerId]) -> Result<Chosen> {
         let query = RouteQuery {
             text: self.found.text,
             key: self.key,
@@ -167,18 +174,18 @@ impl Attempts<'_> {
             ..RouteQuery::default()
         };
         let model = self.found.model.as_deref();
-        let choice = self.app.fleet.choose(model, &query)?;
-        let id = self.head.headers.get("x-request-id").and_then(|id| id.to_str().ok());
-        let rid = self.found.rid.as_deref();
-        if let Some(name) = rid.or(id) {
-            self.app.explanations.note(name, id, model, &choice.decision);
+        let Choice { worker, guard, decision, .. } = self.app.fleet.choose(model, &query)?;
+        let tag = self.head.headers.get("x-request-id").and_then(|id| id.to_str().ok());
+        if let Some(id) = self.found.rid.as_deref().or(tag) {
+            let called = Called { id, tag, asked: self.head.extensions.get().copied() };
+            self.app.explanations.note(called, model, decision);
         }
-        Ok(choice)
+        Ok(Chosen { worker, guard })
     }
 
     /// One try. The worker is charged here if it did not answer; if it did, by how the answer ends.
-    async fn attempt(&self, choice: Choice) -> Outcome {
-        let Choice { worker, mut guard, .. } = choice;
+    async fn attempt(&self, chosen: Chosen) -> Outcome {
+        let Chosen { worker, mut guard } = chosen;
         match self.send(&worker).await {
             Ok(response) => self.sort(response, guard).await,
             Err(error) => {
