@@ -42,6 +42,21 @@ async fn headers_one_authorization_reaches_the_worker_and_never_the_gateways() {
 }
 
 #[tokio::test]
+async fn admin_calls_carry_the_workers_own_key_where_it_has_one() {
+    let (own, usual) = (fine().await, fine().await);
+    let gateway = Gateway::start(&[("worker_token", "USUAL")], &[usual.url()]).await;
+    let spec = format!(r#"{{"url":"{}","api_key":"OWN"}}"#, own.url());
+    assert_eq!(gateway.post("/workers", &spec).await.status, 202);
+    for worker in [&own, &usual] {
+        worker.on("/flush_cache", vec![Step::Send(response(200, &[], b"{}"))]);
+    }
+    assert_eq!(gateway.post("/flush_cache", "").await.status, 200);
+    for (worker, right) in [(&own, "Bearer OWN"), (&usual, "Bearer USUAL")] {
+        assert_eq!(values(worker, "authorization"), [[right]]);
+    }
+}
+
+#[tokio::test]
 async fn retry_never_after_first_byte() {
     let broken = |_: &Seen| {
         let pieces = [chunk(b"data: {\"text\":\"Rivers\"}\n\n"), chunk(b"data: {\"text\":\" flow \"}\n\n")];

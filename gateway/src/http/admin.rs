@@ -79,9 +79,9 @@ async fn flush(State(app): State<Arc<App>>) -> Response {
                     let flushed = worker.flush_cache().await?;
                     Ok(json!({"flushed_pages": flushed.flushed_pages, "held_pages": flushed.held_pages}))
                 }
-                Some(http) => {
+                Some(_) => {
                     let (status, body) =
-                        fan::call(&app, http, Method::POST, "/flush_cache", Bytes::new()).await?;
+                        fan::call(&app, &worker, Method::POST, "/flush_cache", Bytes::new()).await?;
                     // Most servers have no such path; that leaves nothing undone that could be done.
                     let supported = !matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED);
                     if supported {
@@ -162,10 +162,11 @@ async fn abort(State(app): State<Arc<App>>, request: Request<Body>) -> Answered 
 }
 
 async fn abort_on(app: Arc<App>, worker: Arc<Worker>, rid: String, all: bool) -> Result<Value> {
-    match (worker.transport(), worker.http()) {
-        (Transport::Http, Some(http)) => {
+    match worker.transport() {
+        Transport::Http => {
             let body = json!({"rid": rid, "abort_all": all}).to_string();
-            let (status, body) = fan::call(&app, http, Method::POST, "/abort_request", body.into()).await?;
+            let (status, body) =
+                fan::call(&app, &worker, Method::POST, "/abort_request", body.into()).await?;
             accepted(status, &body)?;
             Ok(json!({"status": status.as_u16()}))
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use branchline_core::{Error, ErrorCode, Result};
-use branchline_worker::{HttpWorker, Worker};
+use branchline_worker::Worker;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Method, Request, StatusCode, header};
@@ -13,7 +13,8 @@ use http_body_util::{BodyExt as _, Limited};
 use tokio::time::timeout;
 
 use crate::app::App;
-use crate::http::relay::worker_credential;
+use crate::config::Secret;
+use crate::http::relay::bearer;
 
 /// Longest wait for one worker's answer to an admin call.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -53,14 +54,18 @@ where
 /// Sends an admin call to an HTTP worker and reads its whole answer.
 pub(super) async fn call(
     app: &App,
-    http: &HttpWorker,
+    worker: &Worker,
     method: Method,
     path: &str,
     body: Bytes,
 ) -> Result<(StatusCode, Bytes)> {
+    let Some(http) = worker.http() else {
+        return Err(Error::internal(format!("{path} was to be asked of an engine over HTTP")));
+    };
     let mut request =
         Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
-    if let Some(credential) = worker_credential(&app.options) {
+    let token = worker.token(app.options.worker_token.as_ref().map(Secret::reveal));
+    if let Some(credential) = token.as_deref().and_then(bearer) {
         request = request.header(header::AUTHORIZATION, credential);
     }
     let request =

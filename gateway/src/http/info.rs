@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::Response;
 use branchline_core::{Error, ErrorCode};
-use branchline_worker::{Worker, proto};
+use branchline_worker::{Transport, proto};
 use http::{Method, StatusCode};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -183,9 +183,9 @@ pub(super) async fn model(State(app): State<Arc<App>>) -> Response {
         );
     }
     let workers = app.fleet.workers();
-    for http in workers.iter().filter(|worker| worker.is_ready()).filter_map(|worker| Worker::http(worker)) {
+    for worker in workers.iter().filter(|worker| worker.is_ready() && worker.transport() == Transport::Http) {
         if let Ok((StatusCode::OK, body)) =
-            fan::call(&app, http, Method::GET, "/get_model_info", Bytes::new()).await
+            fan::call(&app, worker, Method::GET, "/get_model_info", Bytes::new()).await
             && let Ok(info) = serde_json::from_slice::<Value>(&body)
         {
             return answer(StatusCode::OK, &info);

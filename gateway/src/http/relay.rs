@@ -31,7 +31,7 @@ use crate::http::session::session_key;
 use attempts::Attempts;
 use peek::{Fault, Peek, peek};
 
-pub(crate) use headers::worker_credential;
+pub(crate) use headers::bearer;
 
 /// Answers the request from an HTTP worker if it is for one, `None` if it is for an engine.
 ///

@@ -78,12 +78,12 @@ pub(super) fn to_worker(client: &HeaderMap, options: &Options) -> HeaderMap {
 }
 
 /// The `authorization` header made of `--worker-token`.
-pub(crate) fn worker_credential(options: &Options) -> Option<HeaderValue> {
+fn worker_credential(options: &Options) -> Option<HeaderValue> {
     bearer(options.worker_token.as_ref()?.reveal())
 }
 
 /// A token as the value of `authorization`; `None` if no header can carry it.
-pub(super) fn bearer(token: &str) -> Option<HeaderValue> {
+pub(crate) fn bearer(token: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(&format!("Bearer {token}")).ok()?;
     value.set_sensitive(true);
     Some(value)
