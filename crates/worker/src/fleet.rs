@@ -42,12 +42,24 @@ pub(crate) struct Shared {
     pub(crate) budget: RetryBudget,
 }
 
+impl Shared {
+    /// Takes a worker's series from the metrics.
+    fn drop_series(&self, url: &str) {
+        for gauge in [&self.metrics.worker_ready, &self.metrics.worker_in_flight] {
+            gauge.remove([url.to_owned()]);
+        }
+        for counter in [&self.metrics.worker_failures, &self.metrics.worker_suspected] {
+            counter.remove([url.to_owned()]);
+        }
+    }
+}
+
 /// All workers of one gateway.
 pub struct Fleet {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) workers: ArcSwap<Vec<Arc<Worker>>>,
+    pub(crate) workers: Arc<ArcSwap<Vec<Arc<Worker>>>>,
     /// Serialises changes of `workers`.
-    changing: Mutex<()>,
+    changing: Arc<Mutex<()>>,
     next: AtomicU32,
 }
 
@@ -82,8 +94,8 @@ impl Fleet {
         };
         Arc::new(Self {
             shared: Arc::new(shared),
-            workers: ArcSwap::default(),
-            changing: Mutex::new(()),
+            workers: Arc::default(),
+            changing: Arc::default(),
             next: AtomicU32::new(0),
         })
     }
@@ -113,17 +125,17 @@ impl Fleet {
         new.push(worker.clone());
         self.workers.store(Arc::new(new));
         let (shared, task) = (self.shared.clone(), worker.clone());
+        let (workers, changing) = (self.workers.clone(), self.changing.clone());
         self.shared.tracker.spawn(async move {
             match &task.client {
                 Client::Grpc(engine) => crate::grpc::supervise(&task, engine, &shared, &task.cancel).await,
                 Client::Http(http) => crate::http::watch(&task, http, &shared.options, &task.cancel).await,
             }
             shared.router.index.purge(task.id);
-            for gauge in [&shared.metrics.worker_ready, &shared.metrics.worker_in_flight] {
-                gauge.remove([task.url.clone()]);
-            }
-            for counter in [&shared.metrics.worker_failures, &shared.metrics.worker_suspected] {
-                counter.remove([task.url.clone()]);
+            // Another one of the same URL has the same series; it must not come while this looks for it.
+            let _changing = changing.lock();
+            if !workers.load().iter().any(|other| other.id != task.id && other.url == task.url) {
+                shared.drop_series(&task.url);
             }
         });
         Ok(worker)

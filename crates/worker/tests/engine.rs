@@ -376,3 +376,22 @@ async fn an_engine_taken_out_on_purpose_is_no_failure_and_leaves_no_series() {
         assert!(!metrics.encode().contains(&engine.url()), "{}", metrics.encode());
     }
 }
+
+#[tokio::test]
+async fn a_worker_that_is_added_again_while_the_old_one_drains_keeps_its_series() {
+    let engine = FakeEngine::start(EngineSetup::default()).await.unwrap();
+    let metrics = Arc::new(Metrics::default());
+    let fleet = Fleet::new(FleetOptions::default(), metrics.clone());
+    let old = fleet.add(&engine.url()).unwrap();
+    within("readiness", fleet.wait_until(|_| old.is_ready())).await;
+    let choice = fleet.choose(None, &RouteQuery::default()).unwrap();
+    let draining = fleet.retire(old.id, Duration::from_secs(20));
+    let new = fleet.add(&engine.url()).unwrap();
+    within("its return", fleet.wait_until(|_| new.is_ready())).await;
+    drop(choice);
+    within("the end of the old one", draining).await;
+    // Its task ends a moment later.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let ready = format!("worker_ready{{worker=\"{}\"}} 1", engine.url());
+    assert!(metrics.encode().contains(&ready), "{}", metrics.encode());
+}
