@@ -94,6 +94,20 @@ async fn a_fault_before_the_first_byte_costs_no_request_and_soon_no_try() {
 }
 
 #[tokio::test]
+async fn a_fault_of_unknown_length_that_another_worker_betters_is_no_clients_leaving() {
+    let head = b"HTTP/1.1 500 no\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+    let bad = worker(move |_| vec![Step::Send(head.clone()), chunk(b"no"), Step::Hold]).await;
+    let good = worker(|_| answer(200, "fine")).await;
+    let gateway = Gateway::start(&[("policy", "round_robin")], &[bad.url(), good.url()]).await;
+    for _ in 0..4 {
+        assert_eq!(gateway.post("/v1/completions", PLAIN).await.text(), "fine");
+    }
+    assert!(seen(&bad) > 0);
+    let metrics = gateway.get("/metrics").await.text();
+    assert!(!metrics.contains("aborts_total{reason=\"client\"}"), "{metrics}");
+}
+
+#[tokio::test]
 async fn all_workers_failing_costs_one_try_a_worker_and_tells_what_they_said() {
     let four = || worker(|_| answer(500, "no"));
     let workers = [four().await, four().await, four().await, four().await];

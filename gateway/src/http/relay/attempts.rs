@@ -119,7 +119,7 @@ impl Attempts<'_> {
                 biased;
                 Some(outcome) = racing.next() => {
                     if let Outcome::Answer(response, guard) = outcome {
-                        return self.relay(response, guard);
+                        return self.relay(response, guard, false);
                     }
                     let reason = heard.note(outcome);
                     if !racing.is_empty() {
@@ -213,7 +213,7 @@ impl Attempts<'_> {
                 let (head, body) = response.into_parts();
                 let response = match read_fault(&head.headers, body).await {
                     Ok(text) => whole(head, text),
-                    Err(body) => self.relay(http::Response::from_parts(head, body), guard),
+                    Err(body) => self.relay(http::Response::from_parts(head, body), guard, true),
                 };
                 Outcome::Held(response, "pushback")
             }
@@ -229,7 +229,7 @@ impl Attempts<'_> {
                 guard.settle(Verdict::Failure);
                 let response = match body {
                     Ok(text) => whole(head, text),
-                    Err(body) => self.relay(http::Response::from_parts(head, body), guard),
+                    Err(body) => self.relay(http::Response::from_parts(head, body), guard, true),
                 };
                 Outcome::Held(response, "fault")
             }
@@ -272,7 +272,7 @@ impl Attempts<'_> {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    fn relay(&self, response: http::Response<ResponseBody>, guard: LoadGuard) -> Response {
+    fn relay(&self, response: http::Response<ResponseBody>, guard: LoadGuard, held: bool) -> Response {
         let (mut head, body) = response.into_parts();
         headers::strip_hop_by_hop(&mut head.headers);
         let stream = is_readable_stream(&head.headers);
@@ -284,6 +284,7 @@ impl Attempts<'_> {
         // What a client did wrong says nothing of the worker.
         let good = if head.status.is_client_error() { Verdict::Neutral } else { Verdict::Success };
         let upstream = Upstream::new(body, guard, good, limits, Arc::clone(self.app));
+        let upstream = if held { upstream.hold() } else { upstream };
         let body = match stream {
             true => Body::new(Events::new(upstream, Family::of(self.head.uri.path()))),
             false => Body::new(Plain::new(upstream)),

@@ -36,6 +36,8 @@ pub(super) struct Upstream {
     heard: Instant,
     timer: Option<Pin<Box<Sleep>>>,
     begun: bool,
+    /// Kept back for a better one: nobody has asked for it yet, and perhaps nobody will.
+    held: bool,
     app: Arc<App>,
 }
 
@@ -56,10 +58,18 @@ impl Upstream {
             heard,
             timer: None,
             begun: false,
+            held: false,
             app,
         };
         upstream.timer = upstream.next_limit().map(|at| Box::pin(sleep_until(at)));
         upstream
+    }
+
+    /// The same as an answer that is kept back.
+    pub(super) fn hold(self) -> Self {
+        let mut held = self;
+        held.held = true;
+        held
     }
 
     fn next_limit(&self) -> Option<Instant> {
@@ -69,6 +79,7 @@ impl Upstream {
 
     /// The next piece of data, `None` at a clean end.
     pub(super) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+        self.held = false;
         loop {
             let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
             match Pin::new(inner).poll_frame(cx) {
@@ -183,7 +194,7 @@ impl Drop for Upstream {
             self.succeed();
         }
         // Neither ended nor broken: the client left.
-        if self.inner.as_ref().is_some_and(|inner| !inner.is_end_stream()) {
+        if !self.held && self.inner.as_ref().is_some_and(|inner| !inner.is_end_stream()) {
             self.app.metrics.aborts.with(["client"]).inc();
         }
     }
