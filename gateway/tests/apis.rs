@@ -420,6 +420,19 @@ async fn stream_terminal_event_per_family_at_an_engine() {
 }
 
 #[tokio::test]
+async fn an_aborted_message_is_an_error_and_no_end_of_a_turn() {
+    let engine = FakeEngine::start(EngineSetup::default()).await.expect("a free port");
+    engine.script(|_| vec![Act::tokens(&[65], "The"), Act::finish(0, FinishReason::Abort, 1)]);
+    let gateway = Gateway::start(&[], &[engine.url()]).await;
+    let whole = gateway.post("/v1/messages", &message(json!({}))).await;
+    assert_eq!((whole.status, whole.json()["type"].as_str()), (499, Some("error")), "{}", whole.text());
+    let events = named(&gateway.post("/v1/messages", &message(json!({"stream": true}))).await);
+    let names = names_of(&events);
+    assert_eq!(names.last(), Some(&"error"), "{names:?}");
+    assert!(!names.contains(&"message_stop") && !names.contains(&"message_delta"), "{names:?}");
+}
+
+#[tokio::test]
 async fn a_background_response_runs_on_and_can_be_cancelled() {
     let engine = FakeEngine::start(EngineSetup::default()).await.expect("a free port");
     let gateway = Gateway::start(&[], &[engine.url()]).await;

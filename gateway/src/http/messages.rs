@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
-use branchline_core::{Error, Result};
+use branchline_core::{Error, ErrorCode, Result};
 use branchline_protocol::anthropic::{MessagesRequest, error_body};
 use branchline_protocol::openai::{FinishReason, Matched};
 use futures_util::StreamExt as _;
@@ -59,6 +59,7 @@ async fn serve(intake: Intake) -> Result<Response> {
         said.into_iter().for_each(|one| put(&mut content, one));
         message.gathered.count(&item);
     }
+    whole(message.end())?;
     content.iter_mut().for_each(finish_block);
     Ok(reply(StatusCode::OK, &message.describe(content, true)))
 }
@@ -74,9 +75,10 @@ fn put(content: &mut Vec<Value>, said: Said) {
     if content.last().is_none_or(|last| last["type"] != kind) {
         content.push(empty_block(kind));
     }
-    if let Some(last) = content.last_mut() {
-        let so_far = last[key].as_str().unwrap_or_default();
-        last[key] = format!("{so_far}{text}").into();
+    match content.last_mut().map(|last| &mut last[key]) {
+        Some(Value::String(so_far)) => so_far.push_str(&text),
+        Some(empty) => *empty = text.into(),
+        None => {}
     }
 }
 
@@ -97,6 +99,20 @@ fn empty_block(kind: &str) -> Value {
 
 fn call_block(id: &str, name: &str) -> Value {
     json!({"type": "tool_use", "id": id.replacen("call_", "toolu_", 1), "name": name, "input": {}})
+}
+
+/// Refuses an answer that was aborted: none of Anthropic's reasons says so.
+fn whole(end: Option<&End>) -> Result<()> {
+    match end {
+        Some(end) if end.reason == FinishReason::Abort => {
+            let why = if end.message.is_empty() { "on request" } else { &end.message };
+            Err(Error::new(
+                ErrorCode::Cancelled,
+                format!("the answer was aborted: {why}; send the request again"),
+            ))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Why it ended, in Anthropic's words, and the stop that was found.
@@ -211,6 +227,7 @@ impl Family for Message {
     fn finish(&mut self, out: &mut Out) -> Result<()> {
         self.start(out)?;
         self.close(out)?;
+        whole(self.end())?;
         let (reason, sequence) = stop(self.end());
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
         out.named("message_delta", &json!({"type": "message_delta", "delta": delta, "usage": self.usage()}))?;
