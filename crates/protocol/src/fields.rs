@@ -61,6 +61,17 @@ impl<'a> Fields<'a> {
         self.get(name).map(|value| as_string(value, &self.path(name))).transpose()
     }
 
+    /// A string that must be there.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is absent or something else.
+    pub fn required(&self, name: &str) -> Result<&'a str> {
+        self.string(name)?.ok_or_else(|| {
+            let path = self.path(name);
+            Error::invalid(path.as_str(), format!("`{path}` is missing; send a string"))
+        })
+    }
+
     /// An integer within `range`.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use branchline_core::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use crate::constraint::{Constraint, response_format};
-use crate::fields::{Fields, as_string, wrong};
+use crate::fields::{Fields, wrong};
 use crate::openai::{ChatRequest, ChatTemplateInput, StreamOptions, Tools, template_kwargs};
 use crate::prompt::Routing;
 use crate::refused::unimplemented;
@@ -187,17 +187,17 @@ impl Said {
         let block = Fields::of(block, path)?;
         let kind = block.string("type")?.unwrap_or_default();
         match (kind, role) {
-            ("text", _) => self.texts.push(required(&block, "text")?.to_owned()),
-            ("thinking", "assistant") => self.reasoning.push(required(&block, "thinking")?.to_owned()),
+            ("text", _) => self.texts.push(block.required("text")?.to_owned()),
+            ("thinking", "assistant") => self.reasoning.push(block.required("thinking")?.to_owned()),
             ("redacted_thinking", "assistant") => {}
             ("tool_use", "assistant") => {
                 let input = block.map("input")?.cloned().unwrap_or_default();
-                let function = json!({"name": required(&block, "name")?, "arguments": input});
+                let function = json!({"name": block.required("name")?, "arguments": input});
                 self.calls
-                    .push(json!({"id": required(&block, "id")?, "type": "function", "function": function}));
+                    .push(json!({"id": block.required("id")?, "type": "function", "function": function}));
             }
             ("tool_result", "user") => {
-                let id = required(&block, "tool_use_id")?;
+                let id = block.required("tool_use_id")?;
                 let text = match block.get("content") {
                     None => String::new(),
                     Some(content) => crate::openai::text(content, &block.path("content"))?,
@@ -232,14 +232,6 @@ impl Said {
             message["tool_calls"] = self.calls.into();
         }
         out.push(message);
-    }
-}
-
-fn required<'a>(fields: &Fields<'a>, name: &str) -> Result<&'a str> {
-    let path = fields.path(name);
-    match fields.get(name) {
-        Some(value) => as_string(value, &path),
-        None => Err(Error::invalid(path.as_str(), format!("`{path}` is missing; send a string"))),
     }
 }
 

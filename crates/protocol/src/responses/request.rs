@@ -4,7 +4,7 @@ use branchline_core::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use crate::constraint::{Constraint, response_format};
-use crate::fields::{Fields, as_string, wrong};
+use crate::fields::{Fields, wrong};
 use crate::openai::{ChatRequest, ChatTemplateInput, StreamOptions, Tools, template_kwargs};
 use crate::prompt::Routing;
 use crate::refused::unimplemented;
@@ -196,14 +196,14 @@ pub fn normalise(item: &Value, path: &str) -> Result<Value> {
             Ok(json!({"type": "message", "role": role, "status": "completed", "content": [part]}))
         }
         "function_call" => {
-            let (id, name) = (required(&fields, "call_id")?, required(&fields, "name")?);
-            let arguments = required(&fields, "arguments")?;
+            let (id, name) = (fields.required("call_id")?, fields.required("name")?);
+            let arguments = fields.required("arguments")?;
             Ok(
                 json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments, "status": "completed"}),
             )
         }
         "function_call_output" => {
-            let id = required(&fields, "call_id")?;
+            let id = fields.required("call_id")?;
             let output =
                 crate::openai::text(fields.get("output").unwrap_or(&Value::Null), &fields.path("output"))?;
             Ok(json!({"type": "function_call_output", "call_id": id, "output": output}))
@@ -243,14 +243,6 @@ pub fn message_of(item: &Value) -> Option<Value> {
             Some(json!({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}))
         }
         _ => None,
-    }
-}
-
-fn required<'a>(fields: &Fields<'a>, name: &str) -> Result<&'a str> {
-    let path = fields.path(name);
-    match fields.get(name) {
-        Some(value) => as_string(value, &path),
-        None => Err(Error::invalid(path.as_str(), format!("`{path}` is missing; send a string"))),
     }
 }
 
