@@ -39,14 +39,16 @@ const ROUTES: &[Route] = &[
     route("/tokenize", Access::Client),
     route("/detokenize", Access::Client),
     route("/v1/embeddings", Access::Client),
+    route("/embeddings", Access::Client),
     route("/v1/responses", Access::Client),
     route("/v1/messages", Access::Client),
     route("/v1/messages/count_tokens", Access::Client),
     route("/v1/rerank", Access::Client),
     route("/rerank", Access::Client),
     route("/v2/rerank", Access::Client),
-    route("/v1/score", Access::Client),
     route("/score", Access::Client),
+    route("/classify", Access::Client),
+    route("/v1/classify", Access::Client),
     route("/health", Access::Open),
     route("/health_generate", Access::Open),
     route("/readiness", Access::Open),
@@ -95,6 +97,9 @@ mod tests {
     #[test]
     fn paths_of_clients_never_become_labels() {
         assert_eq!(route_of("/v1/models").label, "/v1/models");
+        for path in ["/embeddings", "/classify", "/v1/classify", "/v1/score"] {
+            assert_eq!(ROUTES.iter().filter(|route| route.label == path).count(), 1, "{path}");
+        }
         assert_eq!(route_of("/workers/w7").label, "/workers/{id}");
         assert_eq!(route_of("/v1/leases/lease.a.b.c/renew").label, "/v1/leases/{id}");
         assert_eq!(route_of("/v1/models/org/name").label, "/v1/models/{id}");
