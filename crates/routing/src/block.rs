@@ -147,7 +147,8 @@ impl BlockIndex {
 
     /// Forgets all of one engine's entries, in constant time; its next batch must open a snapshot.
     pub fn purge(&mut self, worker: WorkerId) {
-        self.forget_blocks(worker);
+        // Also of an engine that holds nothing any more: its slot is wanted by others.
+        self.slots.bury(worker, SHARDS);
         self.engines.remove(&worker);
     }
 

@@ -153,6 +153,17 @@ fn a_purged_worker_is_gone_at_once_and_swept_out_by_and_by() {
 }
 
 #[test]
+fn a_worker_that_leaves_with_nothing_gives_its_slot_back() {
+    let mut index = BlockIndex::default();
+    for worker in (0..1000).map(WorkerId) {
+        index.apply(worker, head(1, 0, true), [Change::Stored(&[1]), Change::Removed(&[1])]).unwrap();
+        index.purge(worker);
+        (0..SHARDS).for_each(|_| index.sweep());
+    }
+    assert!(index.slots.len() <= 2, "{} slots", index.slots.len());
+}
+
+#[test]
 fn a_full_index_keeps_beginnings_and_counts_what_it_leaves_out() {
     let prompt: Vec<u32> = (0..400).collect();
     let hashes = chain_all(b"", &prompt, 4);
