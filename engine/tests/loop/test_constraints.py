@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from branchline.engine.config import SpeculativeOptions
-from branchline.engine.errors import EngineError, ErrorCode, InternalError, InvalidArgument
+from branchline.engine.errors import ErrorCode, InternalError, InvalidArgument
 from branchline.engine.grammar.base import BaseGrammarBackend, GrammarContext
-from branchline.engine.grammar.guidance import GuidanceBackend
+from branchline.engine.grammar.guidance import GuidanceBackend, GuidanceObject
 from branchline.engine.grammar.hearth import Done
 from branchline.engine.grammar.manager import Manager
 from branchline.engine.speculative import Drafted, Drafter
@@ -60,7 +61,7 @@ class Here:
 class Constrained(Engine):
     """An engine with llguidance over the tiny vocabulary."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, **options: Any) -> None:
         backend = GuidanceBackend(GrammarContext(tokenizer_json(), VOCAB, (EOS,)))
         self.compiler = Here(backend)
         self.manager = Manager(self.compiler, {"llguidance": backend})
@@ -240,26 +241,61 @@ def test_without_a_backend_every_constraint_is_refused_and_free_requests_run() -
     assert engine.answers["free", 0].token_ids == expected(PROMPT, 3)
 
 
-@pytest.mark.parametrize("error", [InvalidArgument("a limit is hit"), RuntimeError("it broke")])
-def test_a_mask_that_can_not_be_filled_ends_its_own_request_only(
-    engine: Constrained, monkeypatch: pytest.MonkeyPatch, error: Exception
+FAULTS = [InvalidArgument("a limit is hit"), RuntimeError("it broke")]
+
+
+def raises(error: Exception) -> Callable[..., object]:
+    def broken(*given: object) -> object:
+        raise error
+
+    return broken
+
+
+def ended_alone(engine: Constrained, error: Exception) -> None:
+    """`bad` has its error, `good` all it asked for."""
+    drive(engine)
+    found = engine.errors.pop("bad")
+    assert found.code is (ErrorCode.INVALID_ARGUMENT if isinstance(error, InvalidArgument) else ErrorCode.INTERNAL)
+    assert engine.errors == {}
+    assert re.fullmatch("[cd]{60}", engine.answers["good", 0].text)
+
+
+@pytest.mark.parametrize("error", FAULTS)
+@pytest.mark.parametrize("method", ["_fill", "_accept", "_rollback", "_forced"])
+def test_a_constraint_that_fails_in_a_step_ends_its_own_request_only(
+    monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
 ) -> None:
-    engine.submit("bad", PROMPT, grammar=ask("[ab]{20}"), max_tokens=20)
-    engine.submit("good", PROMPT, grammar=ask("[cd]{20}"), max_tokens=20)
+    drafter = (lambda context: Guesses()) if method in ("_accept", "_rollback") else None
+    engine = Constrained(pages=200, forced_tokens=drafter is None, drafter=drafter)
+    engine.submit("bad", PROMPT, grammar=ask("(ab|ba|c){200}"), max_tokens=200)
+    engine.submit("good", PROMPT, grammar=ask("[cd]{60}"), max_tokens=60)
     while len(engine.answers) < 2:
         engine.step()
         engine.settle()
-
-    def broken(words: object) -> None:
-        raise error
-
     (bad,) = (one for one in engine.loop._scheduler._decoding.values() if one.group.request.request_id == "bad")
-    monkeypatch.setattr(bad.grammar, "_fill", broken)
-    drive(engine)
-    found = engine.errors["bad"]
-    assert isinstance(found, EngineError)
-    assert found.code is (ErrorCode.INVALID_ARGUMENT if isinstance(error, InvalidArgument) else ErrorCode.INTERNAL)
-    assert re.fullmatch("[cd]{20}", engine.answers["good", 0].text)
+    monkeypatch.setattr(bad.grammar, method, raises(error))
+    ended_alone(engine, error)
+
+
+@pytest.mark.parametrize("error", FAULTS)
+@pytest.mark.parametrize("method", ["_copy", "_accept"])
+def test_a_constraint_that_fails_at_its_start_ends_its_own_request_only(
+    engine: Constrained, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
+) -> None:
+    engine.submit("good", PROMPT, grammar=ask("[cd]{60}"), max_tokens=60)
+    engine.submit("first", PROMPT, grammar=ask("[ab]{6}"), max_tokens=1)
+    while len(engine.answers) < 2:
+        engine.step()
+        engine.settle()
+    sampling = SamplingParams(temperature=0.0, max_tokens=30)
+    resume = Resume((ord("a") - 32,), 1, 0)
+    engine.loop.submit(Request("bad", tuple(PROMPT), sampling, grammar=ask("[ab]{6}"), resume=resume), engine.take)
+    with (
+        monkeypatch.context() as patch
+    ):  # until `bad` is set up, from what `first` left; `good` makes no step meanwhile
+        patch.setattr(GuidanceObject, method, raises(error))
+        engine.loop._receive()
+    ended_alone(engine, error)
 
 
 def test_a_token_outside_the_constraint_is_a_fault_and_never_text(

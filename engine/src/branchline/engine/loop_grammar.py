@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from branchline.engine.errors import EngineError, InternalError, InvalidArgument
+from branchline.engine.grammar.base import BaseGrammarObject
 from branchline.engine.grammar.manager import Compiled, Manager
 from branchline.engine.scheduler import Group, Scheduler
 from branchline.engine.scheduler.intake import Intake
@@ -74,23 +75,28 @@ class Entrance:
         if isinstance(outcome, EngineError):
             self._scheduler.fail(group, outcome)
             return
-        for sequence in group.sequences:
-            sequence.grammar = outcome.grammar.start(sequence.ends)
-            output = sequence.tokens[sequence.prompt_len :]  # of a resumed request
-            if sequence.grammar.accept_tokens(output) < len(output):
-                self._scheduler.fail(group, InvalidArgument("emitted_token_ids break the constraint", field="resume"))
-                return
-        self._enqueue(group)
+        self._enqueue(group, outcome.grammar)
 
-    def _enqueue(self, group: Group) -> None:
-        """Queue a request that has all it needs."""
+    def _enqueue(self, group: Group, grammar: BaseGrammarObject | None = None) -> None:
+        """Queue a request that has all it needs. Whatever its constraint's backend raises costs this request only."""
         try:
+            if grammar is not None:
+                _constrain(group, grammar)
             self._intake.prepare(group)
             self._scheduler.enqueue(group, self._clock())
         except EngineError as error:
             self._scheduler.fail(group, error)
         except Exception as error:
             self._scheduler.fail(group, InternalError(f"the request can't be set up: {type(error).__name__}: {error}"))
+
+
+def _constrain(group: Group, grammar: BaseGrammarObject) -> None:
+    """Give each sequence its state after the output it has. Raises InvalidArgument if that breaks the constraint."""
+    for sequence in group.sequences:
+        sequence.grammar = grammar.start(sequence.ends)
+        output = sequence.tokens[sequence.prompt_len :]  # of a resumed request
+        if sequence.grammar.accept_tokens(output) < len(output):
+            raise InvalidArgument("emitted_token_ids break the constraint", field="resume")
 
 
 def leave(group: Group) -> None:

@@ -8,9 +8,12 @@ lies beyond `computed` and is overwritten.
 from __future__ import annotations
 
 from branchline.engine.errors import InternalError
+from branchline.engine.grammar.base import BaseGrammarObject
+from branchline.engine.scheduler import masking
 from branchline.engine.scheduler.batch import Row
 from branchline.engine.scheduler.pages import PageTables
 from branchline.engine.scheduler.progress import Progress
+from branchline.engine.scheduler.sequence import Sequence
 from branchline.engine.speculative.controller import Drafter
 from branchline.engine.types import RowResult
 
@@ -25,7 +28,7 @@ def add(drafter: Drafter, rows: list[Row], pages: PageTables, max_tokens: int, r
         draft = drafts.get(row.sequence.number)
         grammar = row.sequence.grammar
         if draft and grammar is not None:
-            draft = draft[: grammar.validate_tokens(draft)]
+            draft = _valid(row.sequence, grammar, draft)
         if draft:
             room = _room(row, len(draft), pages, reserve)
             row.draft = draft[:room]
@@ -37,15 +40,28 @@ def force(rows: list[Row], pages: PageTables, max_tokens: int, reserve: int) -> 
     left = max_tokens - sum(row.count for row in rows)
     for row in rows:
         sequence = row.sequence
-        if sequence.grammar is None or row.draft or left <= 0:
+        if sequence.grammar is None or sequence.fault is not None or row.draft or left <= 0:
             continue
         most = min(left, MAX_FORCED, sequence.max_len - len(sequence.tokens) - 1)
-        forced = sequence.grammar.forced_tokens()[: max(most, 0)]
+        try:
+            forced = sequence.grammar.forced_tokens()[: max(most, 0)]
+        except Exception as error:
+            sequence.fault = masking.fault(sequence, error)
+            continue
         if forced:
             row.draft = forced[: _room(row, len(forced), pages, reserve)]
             row.forced = True
             row.count += len(row.draft)
             left -= len(row.draft)
+
+
+def _valid(sequence: Sequence, grammar: BaseGrammarObject, draft: list[int]) -> list[int]:
+    """The guesses that the constraint takes. A backend's fault ends the request when the row is committed."""
+    try:
+        return draft[: grammar.validate_tokens(draft)]
+    except Exception as error:
+        sequence.fault = masking.fault(sequence, error)
+        return []
 
 
 def _room(row: Row, wanted: int, pages: PageTables, reserve: int) -> int:

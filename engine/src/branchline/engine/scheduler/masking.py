@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from branchline.engine.errors import EngineError, InternalError
 from branchline.engine.grammar import mask as masks
 from branchline.engine.scheduler.batch import Row, Step
+from branchline.engine.scheduler.sequence import Sequence
 from branchline.engine.types import I32
 
 logger = logging.getLogger(__name__)
@@ -61,12 +62,8 @@ class Masker:
             sequence, end = row.sequence, at + 1 + len(row.draft)
             try:
                 self._fill_row(row, at)
-            except EngineError as error:
-                sequence.fault = error
-                self._masks[at:end] = 0
             except Exception as error:
-                logger.exception("the mask of request %s can't be filled", sequence.group.request.request_id)
-                sequence.fault = InternalError(f"the grammar backend failed: {type(error).__name__}: {error}")
+                sequence.fault = fault(sequence, error)
                 self._masks[at:end] = 0
             at = end
 
@@ -82,3 +79,11 @@ class Masker:
                 grammar.fill_vocab_mask(self._masks, place)
         finally:
             grammar.rollback(taken)
+
+
+def fault(sequence: Sequence, error: Exception) -> EngineError:
+    """What a backend raised, as the reason why the sequence's row may not be used."""
+    if isinstance(error, EngineError):
+        return error
+    logger.error("the constraint of request %s failed", sequence.group.request.request_id, exc_info=error)
+    return InternalError(f"the grammar backend failed: {type(error).__name__}: {error}")
