@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,19 @@ def test_every_option_is_documented_and_named_the_same_everywhere() -> None:
         assert f"`{row.flag}`" in page and f"`{row.env}`" in page
         assert row.name.replace("_", "-") in text or row.name.upper() in text
     assert len({row.env for row in ROWS.values()}) == len(ROWS)
+
+
+def test_every_option_is_read_somewhere() -> None:
+    """An option that only the table knows is promised and does nothing."""
+    sources = [path for path in (ROOT / "engine" / "src").rglob("*.py") if path.name != "config.py"]
+    text = "\n".join(path.read_text("utf-8") for path in sources)
+    handed_on = {  # read as a field of SpeculativeOptions
+        "speculative_algorithm": "options.algorithm",
+        "speculative_num_draft_tokens": "options.max_draft_tokens",
+        "speculative_draft_model": "options.draft_model",
+    }
+    unread = [name for name in ROWS if not re.search(rf"\b{re.escape(handed_on.get(name, f'config.{name}'))}\b", text)]
+    assert unread == []
 
 
 def test_choices_come_from_the_registry() -> None:

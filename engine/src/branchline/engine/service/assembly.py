@@ -300,6 +300,7 @@ def _scheduler_options(config: EngineConfig, context_length: int) -> SchedulerOp
         context_length=context_length,
         priority_aging_seconds=config.priority_aging,
         preemption=config.priority_preemption,
+        forced_tokens=config.grammar_forced_tokens,
     )
 
 
