@@ -239,3 +239,34 @@ def test_answers_are_counted_before_they_are_sent() -> None:
     engine.run("b", ids(12, 1), max_tokens=3, ignore_eos=True)
     assert [(running, prompt) for running, prompt, _ in engine.seen] == [(0, 12), (0, 24)]
     assert 0 < engine.seen[0][2] < engine.seen[1][2]
+
+
+def test_whoever_asks_for_something_is_answered_whatever_fails_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Watched()
+    faults: list[str] = []
+
+    def broken(now: float) -> None:
+        faults.append("expire")
+        raise OSError("it broke")
+
+    def raising() -> None:
+        faults.append("posted")
+        raise OSError("it broke")
+
+    engine.loop._thread = threading.Thread(target=engine.loop._main, daemon=True)  # started when the inbox is full
+    engine.submit("a", ids(5), max_tokens=3)
+    engine.loop._post(raising)
+    monkeypatch.setattr(engine.loop._leases, "expire", broken)
+    flushed: list[int] = []
+    caller = threading.Thread(target=lambda: flushed.append(engine.loop.flush()), daemon=True)
+    caller.start()
+    while len(engine.loop._inbox.calls) < 2:
+        caller.join(0.001)
+    engine.loop._thread.start()
+    caller.join(PATIENCE_S)
+    assert flushed == [0] and {"expire", "posted"} <= set(faults)
+    engine.wait(lambda: "a" in engine.errors)
+    monkeypatch.undo()
+    engine.submit("b", ids(5), max_tokens=3, ignore_eos=True)
+    engine.wait(lambda: engine.ended("b"))
+    engine.loop.close()

@@ -327,19 +327,20 @@ class EngineLoop:
         """Take in what other threads asked for, and what the clock did."""
         with self._condition:
             inbox, self._inbox = self._inbox, Inbox(stop=self._inbox.stop)
-        self._resume()
-        now = self._clock()
-        self._leases.expire(now)
-        for group in inbox.groups:
-            self._entrance.accept(group)
-        for request_id, message in inbox.aborts.items():
-            self._end(request_id, now, message)
-        for request_id in [key for key, deadline in self._deadlines.items() if now >= deadline]:
-            self._end(request_id, now, "deadline passed")
-        if self._busy_since is None and self._scheduler.has_work:
-            self._busy_since = now
-        for call in inbox.calls:
-            call()
+        try:
+            self._resume()
+            now = self._clock()
+            self._leases.expire(now)
+            for group in inbox.groups:
+                self._entrance.accept(group)
+            for request_id, message in inbox.aborts.items():
+                self._end(request_id, now, message)
+            for request_id in [key for key, deadline in self._deadlines.items() if now >= deadline]:
+                self._end(request_id, now, "deadline passed")
+            if self._busy_since is None and self._scheduler.has_work:
+                self._busy_since = now
+        finally:  # whoever called waits for an answer, whatever went wrong before
+            inbox.run_calls()
 
     def _schedule(self) -> Step | None:
         """Choose the step's rows and take their pages."""

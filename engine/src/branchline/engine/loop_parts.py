@@ -31,6 +31,14 @@ class Inbox:
     def __bool__(self) -> bool:
         return bool(self.groups or self.aborts or self.calls or self.stop)
 
+    def run_calls(self) -> None:
+        """Run what was asked for, each whatever the others do."""
+        for call in self.calls:
+            try:
+                call()
+            except Exception:
+                logger.exception("what another thread asked for failed")
+
 
 class Watcher:
     """Calls a watch; its faults cost no request, but end the watching."""
