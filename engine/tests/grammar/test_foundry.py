@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from branchline.engine.config import EngineConfig
+from branchline.engine.errors import LoadError
+from branchline.engine.grammar.base import GrammarContext
 from branchline.engine.grammar.hearth import Bounds, Hearth, Report
+from branchline.engine.service import assembly
 from branchline.engine.types import GrammarKind
 from grammars import byte_backend
 
@@ -170,4 +178,57 @@ def test_a_closed_one_takes_nothing(caller: Caller) -> None:
 def test_a_backend_that_can_not_be_built_fails_its_jobs() -> None:
     hearth = Hearth(byte_backend().context, ("no-such-backend",), Bounds())
     assert "can't start" in Caller(hearth).call("a", "no-such-backend")["fault"]
+    hearth.close()
+
+
+def roomy() -> GrammarContext:
+    """A context whose setup no socket's buffer holds."""
+    context = byte_backend().context
+    return replace(context, tokenizer_json=context.tokenizer_json + b" " * (4 << 20))
+
+
+def test_a_process_that_ends_before_it_has_its_setup_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    hearth = Hearth(roomy(), ("llguidance",), Bounds(wall_s=30.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            hearth.start()
+        assert "fault" in Caller(hearth).call("[ab]{2}", "llguidance")
+    assert "compiled" in Caller(hearth).call("[ab]{2}", "llguidance")
+    hearth.close()
+
+
+def test_a_process_that_can_not_start_ends_the_start_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = roomy()
+    spec = SimpleNamespace(tokenizer=SimpleNamespace(json=context.tokenizer_json), eos_ids=context.eos_ids)
+    for executable in ("/bin/false", "/nowhere/python"):
+        monkeypatch.setattr(sys, "executable", executable)
+        with pytest.raises(LoadError, match="compiles constraints can't be started"):
+            assembly.build_grammars(EngineConfig(grammar_backend="llguidance"), spec, context.vocab_size)  # type: ignore[arg-type]
+
+
+def test_large_texts_and_reports_pass_each_other_through_small_buffers(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = socket.socketpair
+
+    def small() -> tuple[socket.socket, socket.socket]:
+        ends = whole()
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return ends
+
+    monkeypatch.setattr(socket, "socketpair", small)
+    hearth = Hearth(byte_backend().context, ("wild",), Bounds(wall_s=30.0), ("wild_backend",))
+    texts = [str(number) * 1_000_000 for number in range(8)]
+    replies: list[Report] = []
+    threads = [
+        threading.Thread(target=lambda text=text: replies.append(Caller(hearth).call(text)), daemon=True)  # type: ignore[misc]
+        for text in texts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(reply["compiled"] for reply in replies) == texts
     hearth.close()

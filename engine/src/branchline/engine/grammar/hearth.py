@@ -5,6 +5,7 @@ One reader thread; callers may be on any thread, callbacks run on the reader's. 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -63,8 +64,10 @@ class Hearth:
             "memory_bytes": bounds.memory_bytes,
             "children": bounds.children,
         }
-        self._lock = threading.Lock()
-        self._jobs: dict[int, Done] = {}
+        self._lock = threading.Lock()  # over what is below; never held while anything is written
+        self._sending = threading.Lock()  # one frame at a time; never held by a reader that has anything left to read
+        self._jobs: dict[int, tuple[socket.socket, Done]] = {}
+        self._greeted: socket.socket | None = None  # has its setup
         self._number = 0
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -77,36 +80,37 @@ class Hearth:
         return None if process is None or process.poll() is not None else process.pid
 
     def start(self) -> None:
-        """Start the process ahead of the first job."""
-        with self._lock:
-            self._connect()
+        """Start the process ahead of the first job. Raises OSError if it can't be started or ends at once."""
+        with self._sending:
+            with self._lock:
+                link = self._connect()
+            self._send(link)
 
     def submit(self, backend: str, kind: GrammarKind, text: str, done: Done) -> int:
         """Begin a compilation; `done` gets its one report."""
-        with self._lock:
-            self._number += 1
-            number = self._number
-            self._jobs[number] = done
-            try:
-                link = self._connect()
-                foundry.send(link, {"job": number, "backend": backend, "kind": kind.value, "text": text})
-            except OSError as error:
-                del self._jobs[number]
-                failure: Report = {"fault": f"the compiling process can't be reached: {error}"}
-            else:
-                return number
-        done(failure)
+        number = 0
+        try:
+            with self._sending:
+                with self._lock:
+                    link = self._connect()
+                    self._number = number = self._number + 1
+                    self._jobs[number] = (link, done)
+                self._send(link, {"job": number, "backend": backend, "kind": kind.value, "text": text})
+        except OSError as error:
+            with self._lock:
+                untold = number == 0 or self._jobs.pop(number, None) is not None
+            if untold:  # else the reader saw the end first
+                done({"fault": f"the compiling process can't be reached: {error}"})
         return number
 
     def cancel(self, number: int) -> None:
         """Kill the child of a job; its report, if any, is dropped."""
         with self._lock:
-            if self._jobs.pop(number, None) is None or self._link is None:
-                return
-            try:
-                foundry.send(self._link, {"job": number, "cancel": True})
-            except OSError:
-                return  # the reader sees the end and tells whoever waits
+            job = self._jobs.pop(number, None)
+        if job is not None:
+            # If it can't be sent, the reader sees the end and tells whoever waits.
+            with self._sending, contextlib.suppress(OSError):
+                self._send(job[0], {"job": number, "cancel": True})
 
     def close(self) -> None:
         """Stop the process and its children."""
@@ -115,7 +119,7 @@ class Hearth:
             link, process = self._link, self._process
             self._link = None
         if link is not None:
-            link.shutdown(socket.SHUT_RDWR)
+            _hang_up(link)
         if process is not None:
             try:
                 process.wait(5.0)
@@ -124,26 +128,42 @@ class Hearth:
                 process.wait()
 
     def _connect(self) -> socket.socket:
-        """The socket of a living process. Called with the lock held."""
+        """The socket of a living process, whose reader runs. Called with both locks held."""
         if self._closed:
             raise OSError("the worker is shutting down")
         if self._link is None:
             ours, theirs = socket.socketpair()
-            # Frames are written with the lock held: a process that does not read must not hold the writer for ever.
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "branchline.engine.grammar.foundry", str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
-                )
+                try:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", "branchline.engine.grammar.foundry", str(theirs.fileno())],
+                        pass_fds=(theirs.fileno(),),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        env={**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+                    )
+                except OSError:
+                    ours.close()
+                    raise
             self._link = ours
-            foundry.send(ours, self._setup)
             reader = threading.Thread(target=self._read, args=(ours, self._process), name="grammar-reader", daemon=True)
             reader.start()
         return self._link
+
+    def _send(self, link: socket.socket, message: Report | None = None) -> None:
+        """Write a frame, after the setup if it is the first. Called with `_sending` held, so that the reader goes on
+        reading: both ends writing at each other with neither reading would be a deadlock."""
+        try:
+            if self._greeted is not link:
+                foundry.send(link, self._setup)
+                self._greeted = link
+            if message is not None:
+                foundry.send(link, message)
+        except OSError:
+            with self._lock:
+                if self._link is link:  # the next job starts another process
+                    self._link = None
+            raise
 
     def _read(self, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
         reason = "the compiling process ended"
@@ -157,9 +177,9 @@ class Hearth:
             if "failed" in message:
                 reason = f"the compiling process can't start: {message['failed']}"
             with self._lock:
-                done = self._jobs.pop(message.get("job", 0), None)
-            if done is not None:
-                self._tell(done, message)
+                job = self._jobs.pop(message.get("job", 0), None)
+            if job is not None:
+                self._tell(job[1], message)
         self._lost(link, process, reason)
 
     def _lost(self, link: socket.socket, process: subprocess.Popen[bytes], reason: str) -> None:
@@ -167,13 +187,16 @@ class Hearth:
         with self._lock:
             if self._link is link:
                 self._link = None
-            jobs, self._jobs = self._jobs, {}
+            lost = [number for number, (its, _) in self._jobs.items() if its is link]
+            jobs = [self._jobs.pop(number)[1] for number in lost]
             closed = self._closed
-        link.close()
+        _hang_up(link)
+        with self._sending:  # nobody may be writing to a number that the system gives away again
+            link.close()
         process.wait()
         if not closed:
             logger.error("%s (exit status %s); %d compilations are lost", reason, process.returncode, len(jobs))
-        for done in jobs.values():
+        for done in jobs:
             self._tell(done, {"fault": reason})
 
     def _tell(self, done: Done, report: Report) -> None:
@@ -181,3 +204,9 @@ class Hearth:
             done(report)
         except Exception:
             logger.exception("a report of the compiling process can't be taken")
+
+
+def _hang_up(link: socket.socket) -> None:
+    """End a connection under whoever writes to it."""
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)

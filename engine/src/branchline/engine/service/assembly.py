@@ -277,7 +277,14 @@ def build_grammars(config: EngineConfig, spec: ModelSpec, vocab_size: int) -> Ma
     backends = {name: build_backend(name, context) for name in chosen}
     bounds = Bounds(wall_s=config.grammar_timeout, memory_bytes=config.grammar_memory << 20)
     hearth = Hearth(context, chosen, bounds, config.plugin)
-    hearth.start()
+    try:
+        hearth.start()
+    except OSError as error:
+        hearth.close()
+        raise LoadError(
+            f"the process that compiles constraints can't be started: {error}; --grammar-backend none goes without it",
+            field="grammar_backend",
+        ) from error
     return Manager(hearth, backends, ManagerOptions(tenant_bytes=config.grammar_cache << 20))
 
 
