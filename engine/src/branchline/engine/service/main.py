@@ -71,7 +71,7 @@ def run(config: EngineConfig, *, given: frozenset[str] = frozenset()) -> int:
     except KeyboardInterrupt:
         return 130
     try:
-        return asyncio.run(_serve(config, engine, progress))
+        return asyncio.run(_serve(engine, progress))
     except LoadError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
@@ -94,12 +94,13 @@ def _check_port(config: EngineConfig) -> None:
             ) from None
 
 
-async def _serve(config: EngineConfig, engine: assembly.Engine, progress: ProgressLines) -> int:
+async def _serve(engine: assembly.Engine, progress: ProgressLines) -> int:
+    config = engine.config  # what model overrides decided included
     servicer = EngineServicer(
         engine.loop,
         engine.model,
         _native.namespace,
-        options=public(engine.config),
+        options=public(config),
         components=engine.components,
         stream_buffer=config.stream_buffer,
     )
