@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -212,6 +213,45 @@ def test_a_tenant_pushes_out_its_own_entries_only() -> None:
     store.put("w", "c", "W", 10)
     assert store.held("a") == 0 and store.get("z", "c", 0) is None
     assert len(store) == 2
+
+
+class Counted:
+    """A key that counts how often it is looked up."""
+
+    looked_up = 0
+
+    def __init__(self, name: int) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        Counted.looked_up += 1
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Counted) and other.name == self.name
+
+
+def test_a_hit_costs_the_same_however_much_its_tenant_holds() -> None:
+    store: Store[int] = Store(budget=1000, tenants=4)
+    for number in range(1000):
+        store.put(Counted(number), "a", number, 1)
+    Counted.looked_up = 0
+    assert store.get(Counted(5), "a", 0.0) == 5
+    assert Counted.looked_up < 20
+
+
+def test_what_a_tenant_is_charged_is_what_it_holds() -> None:
+    generator = random.Random(3)
+    store: Store[int] = Store(budget=100, tenants=3)
+    for turn in range(3000):
+        key, tenant = generator.randrange(30), generator.choice("abcde")
+        if generator.random() < 0.4:
+            value = Refusal(EngineError("no"), turn + 50.0) if generator.random() < 0.3 else turn
+            store.put(key, tenant, value, generator.randrange(1, 120))
+        else:
+            store.get(key, tenant, float(turn))
+        for name in "abcde":
+            assert store.held(name) == sum(store._entries[one].bytes for one in store._tenants.get(name, ()))
 
 
 def test_what_is_larger_than_the_budget_is_not_kept() -> None:

@@ -6,7 +6,7 @@ use is charged to each, so that none can push out what another still has.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -40,13 +40,14 @@ class Store(Generic[V]):
         self._most = tenants
         self._entries: dict[Key, _Entry[V]] = {}
         self._tenants: OrderedDict[str, OrderedDict[Key, None]] = OrderedDict()
+        self._bytes: Counter[str] = Counter()  # charged to each tenant; kept, since it is asked for at every hit
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def held(self, tenant: str) -> int:
         """Bytes charged to a tenant."""
-        return sum(self._entries[key].bytes for key in self._tenants.get(tenant, ()))
+        return self._bytes[tenant]
 
     def get(self, key: Key, tenant: str, now: float) -> V | Refusal | None:
         """What is known of a key; refusals that ran out are forgotten."""
@@ -77,23 +78,29 @@ class Store(Generic[V]):
         self._tenants.move_to_end(tenant)
         if key not in keys:
             entry.owners += 1
+            self._bytes[tenant] += entry.bytes
         keys[key] = None
         keys.move_to_end(key)
         while len(keys) > 1 and self.held(tenant) > self._budget:
-            self._leave(next(iter(keys)), keys)
+            self._leave(next(iter(keys)), tenant, keys)
         while len(self._tenants) > self._most:
-            _, gone = self._tenants.popitem(last=False)
+            name, gone = self._tenants.popitem(last=False)
             for one in list(gone):
-                self._leave(one, gone)
+                self._leave(one, name, gone)
+            del self._bytes[name]
 
-    def _leave(self, key: Key, keys: OrderedDict[Key, None]) -> None:
+    def _leave(self, key: Key, tenant: str, keys: OrderedDict[Key, None]) -> None:
         del keys[key]
         entry = self._entries[key]
         entry.owners -= 1
+        self._bytes[tenant] -= entry.bytes
         if entry.owners == 0:
             del self._entries[key]
 
     def _forget(self, key: Key) -> None:
-        if self._entries.pop(key, None) is not None:
-            for keys in self._tenants.values():
-                keys.pop(key, None)
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            for tenant, keys in self._tenants.items():
+                if key in keys:
+                    del keys[key]
+                    self._bytes[tenant] -= entry.bytes
