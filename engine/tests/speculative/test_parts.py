@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from branchline import registry
 from branchline.engine.config import SpeculativeOptions
-from branchline.engine.speculative.base import Ask, DraftContext, Proposal
+from branchline.engine.speculative.base import BEHIND, Ask, DraftContext, Proposal
 from branchline.engine.speculative.controller import Drafter
 from branchline.engine.speculative.estimate import Rates, StepCosts
 from branchline.engine.speculative.ngram import Followers, NgramDrafts
@@ -145,6 +145,37 @@ def test_guesses_that_prove_wrong_stop_and_come_back_once_right_unseen() -> None
     assert turns(20, 5) == 0
     turns(60, 7)
     assert turns(10, 7) > 20
+
+
+class Slow(Fixed):
+    """Guesses cost something, and every fifth time it has to read first."""
+
+    free = False
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def propose(self, asked: list[Ask]) -> list[Proposal]:
+        self.asked.append(asked[0].limit)
+        return [BEHIND] * len(asked) if len(self.asked) % 5 == 0 else super().propose(asked)
+
+
+def test_an_algorithm_that_is_behind_is_asked_for_the_same_in_the_next_step() -> None:
+    algorithm, text = Slow(), Text([1, 2, 3])
+    made = Drafter(algorithm, SpeculativeOptions("slow", 8), lambda: 0.0)  # type: ignore[arg-type]
+    behind = False
+    for _ in range(2000):  # all guesses are wrong, so it is asked ever less often
+        before = len(algorithm.asked)
+        made.measured(1, 10.0)
+        draft = made.plan([(text, 8)], 1, 64).get(1, [])
+        made.settle(text, len(draft), min(len(draft), 1), 0)
+        made.measured(1 + len(draft), 10.0 + 5.0 * len(draft))
+        text.tokens.append(5)
+        if behind:
+            assert len(algorithm.asked) == before + 1, "it was not asked again at once"
+            assert algorithm.asked[-1] == algorithm.asked[-2]
+        behind = len(algorithm.asked) > before and len(algorithm.asked) % 5 == 0
+    assert 5 < len(algorithm.asked) < 200
 
 
 def test_no_more_tokens_are_chosen_than_the_step_has_room_for() -> None:

@@ -58,13 +58,18 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens guessed to come next. `kind` groups guesses that tend to be right equally often."""
+    """Tokens guessed to come next. `kind` groups guesses that tend to be right equally often.
+
+    `behind` says that there is none yet because the algorithm is still reading: it is asked again in the next step.
+    """
 
     tokens: list[int]
     kind: str = ""
+    behind: bool = False
 
 
 NOTHING = Proposal([])
+BEHIND = Proposal([], behind=True)
 
 
 class SpeculativeAlgorithm(Protocol):

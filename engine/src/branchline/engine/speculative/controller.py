@@ -41,6 +41,7 @@ class _State:
     watched_at: int = 0  # length of the sequence then
     rest: int = 0  # steps to go before the next guess
     pause: int = 1  # how long the next rest is
+    owed: int = 0  # what was asked for while the algorithm was behind
 
 
 class Drafter:
@@ -90,6 +91,9 @@ class Drafter:
         proposals = self.algorithm.propose(asks)
         if not self.algorithm.free:
             self._learn_proposing(proposals, (self._clock() - begun) * 1e3)
+        for ask, proposal in zip(asks, proposals, strict=True):
+            if proposal.behind:
+                self._states[ask.sequence.number].owed = ask.limit
         found = [(ask, proposal) for ask, proposal in zip(asks, proposals, strict=True) if proposal.tokens]
         lengths = self._lengths(found, decodes, room)
         drafts: dict[int, list[int]] = {}
@@ -107,10 +111,13 @@ class Drafter:
         if state is None:
             state = self._states[sequence.number] = _State(Rates(self._common))
         self._look_back(state, sequence.tokens)
+        limit = min(limit, self.options.max_draft_tokens)
+        if state.owed:  # it may rest: this was to be its look at whether guesses pay again
+            limit, state.owed = min(limit, state.owed), 0
+            return Ask(sequence, limit) if limit > 0 else None
         if state.rest:
             state.rest -= 1
             return None
-        limit = min(limit, self.options.max_draft_tokens)
         if not self.algorithm.free and limit > 0:
             limit = self._worth(state, limit, decodes)
         return Ask(sequence, limit) if limit > 0 else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from branchline.engine.config import SpeculativeOptions
 from branchline.engine.errors import LoadError
-from branchline.engine.speculative.base import NOTHING, Ask, DraftContext, Drafted, Proposal
+from branchline.engine.speculative.base import BEHIND, NOTHING, Ask, DraftContext, Drafted, Proposal
 from branchline.engine.types import Executor, ForwardBatch, RowPlan
 
 CATCH_UP = 512  # most tokens of prompts that the draft model reads in one step
@@ -69,11 +69,16 @@ class ModelDrafts:
         return []
 
     def propose(self, asked: list[Ask]) -> list[Proposal]:
-        """See SpeculativeAlgorithm: catch up on what was decided meanwhile, then guess one token a round, together."""
+        """See SpeculativeAlgorithm: catch up on what was decided meanwhile, then guess one token a round, together.
+
+        After more than the one token that a wholly right guess leaves to read nothing is guessed: a step pays for
+        reading a piece of a prompt or for guesses, and what guesses cost is learnt from these alone.
+        """
         works = [self._begin(ask) for ask in asked]
-        while self._catch_up([work for work in works if work is not None]):
-            pass
-        going = [work for work in works if work is not None and len(work.pending) == 1]
+        going = [work for work in works if work is not None]
+        if self._catch_up(going) > 1:
+            return [NOTHING if work is None else BEHIND for work in works]
+        going = [work for work in going if len(work.pending) == 1]
         while going:
             self._round(going)
             going = [work for work in going if len(work.guesses) < work.limit and self._has_room(work)]
@@ -117,8 +122,8 @@ class ModelDrafts:
     def _has_room(self, work: _Work) -> bool:
         return self._extend(work.state, len(work.state.tokens) + 1)
 
-    def _catch_up(self, works: list[_Work]) -> bool:
-        """One step over everything but each sequence's last token; whether there was anything to do."""
+    def _catch_up(self, works: list[_Work]) -> int:
+        """One step over everything but each sequence's last token; the most tokens read of one sequence."""
         rows: list[tuple[_Work, int]] = []
         left = CATCH_UP
         for work in works:
@@ -129,7 +134,7 @@ class ModelDrafts:
         if rows:
             self._executor.run(self._batch(rows, sample=False))
             self._settle(rows)
-        return bool(rows)
+        return max((count for _, count in rows), default=0)
 
     def _round(self, works: list[_Work]) -> None:
         """Guess one token for each."""
