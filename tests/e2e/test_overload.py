@@ -95,7 +95,9 @@ def test_a_full_queue_is_told_with_429_and_when_to_come_back(narrow: Stack, path
 
 def test_a_batch_that_is_refused_in_part_leaves_the_queue_to_others(narrow: Stack) -> None:
     for turn in range(10):
-        batch = {"input_ids": [ids_of(number, 8) for number in range(12)], "sampling_params": {"max_new_tokens": 2}}
+        # Long enough that the engine can't have answered most of them before the last has come.
+        params = {"max_new_tokens": 400, "ignore_eos": True}
+        batch = {"input_ids": [ids_of(number, 8) for number in range(12)], "sampling_params": params}
         assert narrow.post("/generate", batch).status_code == 429
         wait_until(lambda: narrow.load()["waiting"] == 0, 5, "its siblings are gone")
         answer = narrow.post("/generate", body_of("/generate", ids_of(50 + turn, 8), 2))

@@ -155,6 +155,27 @@ async def test_breaking_the_protocol_ends_the_stream_with_words(messages: list[p
         await engine.idle()
 
 
+async def test_a_peer_that_stops_for_a_while_loses_nothing_and_reads_many_steps_at_once() -> None:
+    async with served(pages=1024) as engine:
+        late = Attached(engine.stub)
+        await late.hello()
+        wide = pb.LogprobParams(output=True, top_k=48)
+        for handle in range(32):
+            message = request(f"s{handle}", [handle + 1], max_tokens=240)
+            message.logprobs.CopyFrom(wide)
+            await late.submit(handle, message)
+        await until(lambda: engine.loop.stats().running + engine.loop.stats().waiting > 0)
+        await engine.idle()  # all is written before anything is read
+        answers = await late.collect(list(range(32)))
+        for handle in range(32):
+            deltas = answers[handle]
+            assert tokens(deltas) == expected([handle + 1], 240)
+            assert [i for delta in deltas for i in delta.logprobs.token_ids] == tokens(deltas)
+            assert sum(len(delta.logprobs.top) for delta in deltas) == 240
+            assert [delta.HasField("finish") for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+            assert len(deltas) < 240
+
+
 async def test_a_peer_that_does_not_read_loses_its_stream_and_nothing_else() -> None:
     async with served(stream_buffer=64, pages=1024) as engine:
         slow, quick = Attached(engine.stub), Attached(engine.stub)

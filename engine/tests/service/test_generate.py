@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 
 import grpc
 import grpc.aio
@@ -89,6 +90,7 @@ async def _all(call: object) -> list[pb.SequenceDelta]:
 
 async def test_abort_all_ends_everything() -> None:
     async with served(pages=1024) as engine:
+        engine.executor.run = _slowed(engine.executor.run)  # type: ignore[method-assign]
         readers = [
             asyncio.ensure_future(_all(engine.stub.Generate(request(f"r{i}", max_tokens=240)))) for i in range(4)
         ]
@@ -97,6 +99,16 @@ async def test_abort_all_ends_everything() -> None:
         for reader in readers:
             assert (await reader)[-1].finish.reason == pb.FINISH_REASON_ABORT
         await engine.idle()
+
+
+def _slowed(run):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Steps that take long enough that no request ends by itself before it is aborted."""
+
+    def slow(batch):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        time.sleep(0.02)
+        return run(batch)
+
+    return slow
 
 
 async def test_model_info_says_what_is_loaded() -> None:

@@ -72,7 +72,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(
-    *, model: ModelInfo = MODEL, pages: int = 256, stream_buffer: int = 1024, **options: Any
+    *, model: ModelInfo = MODEL, pages: int = 256, stream_buffer: int = 16384, **options: Any
 ) -> AsyncIterator[Served]:
     """A running server and a channel to it; afterwards the loop is closed and must hold nothing."""
     made = Served(model, pages, stream_buffer, ServerOptions(**options))

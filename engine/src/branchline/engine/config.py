@@ -89,7 +89,7 @@ class EngineConfig:
         "temporary files)", section="server",
     )  # fmt: skip
     stream_buffer: int = option(
-        1024, "frames a stream may lag behind before it is ended and its requests are aborted",
+        16384, "KiB of answers that a gateway may leave unread before its stream is ended and its requests are aborted",
         section="server", minimum=1, maximum=1_000_000,
     )  # fmt: skip
     parent_pid: int | None = option(None, "exit when this process is gone", section="server", minimum=1)

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from branchline.engine.errors import EngineError, InternalError, InvalidArgument, ResourceExhausted
 from branchline.engine.loop import EngineLoop
 from branchline.engine.service import wire
+from branchline.engine.service.backlog import MAX_LAG, Backlog
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.limits import CONTRACT_REVISION, MAX_CHUNK
 from branchline.engine.service.outbox import Outbox
@@ -31,7 +32,7 @@ class Host(Protocol):
 
     loop: EngineLoop
     engine_id: str
-    stream_buffer: int
+    stream_buffer: int  # KiB
     streams: set[Stream]
 
     def validate(self, message: pb.GenerateRequest) -> Request:
@@ -54,7 +55,8 @@ class Stream:
         self._ids: dict[int, str] = {}  # request ids by handle
         self._step = 0
         self._sink = self.take  # one object, so that the loop recognises the stream
-        self.outbox: Outbox[pb.AttachResponse] = Outbox(host.stream_buffer, self._overflow)
+        self.outbox: Outbox[pb.AttachResponse] = Outbox(None, self._overflow, host.stream_buffer << 10)
+        self._backlog = Backlog()
         host.streams.add(self)
 
     def submit(self, handle: int, message: pb.GenerateRequest, *envelopes: Message) -> None:
@@ -119,7 +121,15 @@ class Stream:
             return [pb.SequenceDelta(handle=handle, index=delta.index, error=wire.to_error(error))]
 
     def _send(self, deltas: list[pb.SequenceDelta]) -> None:
-        """One frame, or several of about 1 MiB if the step has much to say."""
+        """One frame, or several of about 1 MiB if the step has much to say; several steps in one if the peer lags."""
+        tail = self.outbox.tail
+        if tail is not None and self.outbox.pending >= MAX_LAG:
+            message, size = tail
+            added = sum(delta.ByteSize() + 8 for delta in deltas)
+            if size + added <= MAX_CHUNK:
+                self._backlog.merge(message, self._step, deltas)
+                self.outbox.grow(added)
+                return
         frame = pb.StepFrame(step=self._step)
         size = 0
         for delta in deltas:
@@ -137,7 +147,8 @@ class Stream:
         self._host.loop.abort_sink(self._sink)
         # The error is sent once the peer reads again; until then the stream holds the one message being written.
         return ResourceExhausted(
-            f"the peer did not read {self._host.stream_buffer} frames in time: its requests are aborted; attach again"
+            f"the peer left {self._host.stream_buffer} KiB of answers unread: its requests are aborted; attach again, "
+            "or raise --stream-buffer"
         )
 
     def close(self) -> None:

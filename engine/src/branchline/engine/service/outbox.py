@@ -1,7 +1,8 @@
 """A bounded queue from the loop's thread to one stream's writer on the event loop.
 
-Owns the bound in items and bytes: past it the box is broken, what it holds is dropped and the owner is told
-once, so that a peer that does not read costs no memory. Everything but `post` runs on the event loop.
+Owns the bounds in items, if there is one, and in bytes: past one the box is broken, what it holds is dropped and
+the owner is told once, so that a peer that does not read costs no memory. Everything but `post` runs on the event
+loop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ M = TypeVar("M", bound=Message)
 class Outbox(Generic[M]):
     """Messages waiting to be written; `close` and `fail` end the stream once what is before them is out."""
 
-    def __init__(self, capacity: int, on_overflow: Callable[[], EngineError], max_bytes: int = MAX_MESSAGE) -> None:
+    def __init__(
+        self, capacity: int | None, on_overflow: Callable[[], EngineError], max_bytes: int = MAX_MESSAGE
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._capacity = capacity
         self._max_bytes = max_bytes
@@ -43,6 +46,11 @@ class Outbox(Generic[M]):
         """Messages not yet taken."""
         return len(self._items)
 
+    @property
+    def tail(self) -> tuple[M, int] | None:
+        """The message queued last and its bytes, while nobody has taken it."""
+        return self._items[-1] if self._items else None
+
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
         """From any thread: run `function` on the event loop. Silent once that is closed."""
         try:
@@ -55,14 +63,29 @@ class Outbox(Generic[M]):
         if self._closed:
             return
         size = message.ByteSize()
-        if len(self._items) >= self._capacity or (self._items and self._bytes + size > self._max_bytes):
-            self._items.clear()
-            self._bytes = 0
-            self.fail(self._on_overflow())
-            return
-        self._items.append((message, size))
+        if self._capacity is not None and len(self._items) >= self._capacity:
+            self._break()
+        elif self._has_room(size):
+            self._items.append((message, size))
+            self._wake.set()
+
+    def grow(self, size: int) -> None:
+        """`tail` has grown by at most `size` bytes: they count against the bound as those of a new message do."""
+        if self._has_room(size):
+            message, before = self._items.pop()
+            self._items.append((message, before + size))
+
+    def _has_room(self, size: int) -> bool:
+        if self._items and self._bytes + size > self._max_bytes:
+            self._break()
+            return False
         self._bytes += size
-        self._wake.set()
+        return True
+
+    def _break(self) -> None:
+        self._items.clear()
+        self._bytes = 0
+        self.fail(self._on_overflow())
 
     def close(self) -> None:
         """No more messages; the stream ends well."""

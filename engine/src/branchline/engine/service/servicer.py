@@ -61,7 +61,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
         *,
         options: dict[str, object] | None = None,
         components: Sequence[str] = (),
-        stream_buffer: int = 1024,
+        stream_buffer: int = 16384,
     ) -> None:
         self.loop = loop
         self.streams: set[attach.Stream] = set()
