@@ -132,8 +132,11 @@ def test_the_native_message_for_an_unknown_parser_is_the_registrys() -> None:
 
 
 def test_the_command_line_reads_plugins_before_options() -> None:
-    assert router_cli.split(["--plugin", "a", "--port", "1", "--plugin=b"], {}) == (["a", "b"], ["--port", "1"])
-    assert router_cli.split(["--port", "1"], {"BRANCHLINE_PLUGINS": "a, b"}) == (["a", "b"], ["--port", "1"])
+    assert router_cli.split(["--plugin", "a", "--port", "1", "--plugin=b"], {}) == (
+        ["a", "b"], [], ["--port", "1"],
+    )  # fmt: skip
+    assert router_cli.split(["--port", "1"], {"BRANCHLINE_PLUGINS": "a, b"}) == (["a", "b"], [], ["--port", "1"])
+    assert router_cli.split(["--plugins-disable", "c"], {"BRANCHLINE_PLUGINS_DISABLE": "d"}) == ([], ["c"], [])
     listing = router_cli.listing()
     assert "tool_parsers:" in listing and "hermes  loaded  branchline-router" in listing
 
@@ -160,3 +163,44 @@ def test_a_plugin_named_on_the_command_line_adds_a_parser_that_options_can_name(
     assert "reasoning" not in taken.stderr and "'x' is not a port" in taken.stderr
     missing = run("--plugin", "no_such_plugin")
     assert missing.returncode == 2 and "no_such_plugin" in missing.stderr
+
+
+@pytest.mark.parametrize(("module", "package"), BOTH)
+def test_a_plugin_of_an_older_version_is_told_what_changed_since(module: Any, package: str) -> None:
+    changes = {2: ("push takes bytes",), 3: ("finish is gone", "close is new")}
+    one = module.Registry("things", "thing", api_version=3, changes=changes)
+    with pytest.raises(module.RegistryError) as caught:
+        one.register("old", api_version=1)(lambda: None)
+    assert str(caught.value).endswith(
+        "version 2 changed: push takes bytes; version 3 changed: finish is gone, close is new"
+    )
+    with pytest.raises(module.RegistryError) as caught:
+        one.register("older", api_version=2)(lambda: None)
+    assert "version 2 changed" not in str(caught.value) and "finish is gone" in str(caught.value)
+    with pytest.raises(module.RegistryError, match=r"API version 4; this is API version 3: install") as caught:
+        one.register("newer", api_version=4)(lambda: None)
+    assert "changed" not in str(caught.value)
+    with pytest.raises(module.RegistryError, match="API version 1"):
+        one.register("states_none")(lambda: None)
+    one.register("new", api_version=3)(lambda: None)
+    assert one.names() == ("new",) and "api_version=3" in one.unknown("x")
+
+
+@pytest.mark.parametrize(("module", "package"), BOTH)
+def test_what_states_its_version_itself_is_held_to_it(module: Any, package: str) -> None:
+    one = module.Registry("things", "thing")
+
+    class Newer:
+        api_version = 2
+
+    with pytest.raises(module.RegistryError, match="API version 2"):
+        one.register("newer")(Newer)
+    one.register_lazy("lazily", f"{__name__}:LAZY")
+    with pytest.raises(module.RegistryError, match=r"'lazily' from .* API version 2"):
+        one.get("lazily")
+
+
+class LAZY:
+    """Found by an entry point, where a version can be stated nowhere else."""
+
+    api_version = 2

@@ -21,7 +21,7 @@ def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", *words],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=120, check=False, cwd=site,
+        capture_output=True, text=True, timeout=240, check=False, cwd=site,
     )  # fmt: skip
 
 

@@ -10,9 +10,10 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -20,7 +21,8 @@ from typing import Generic, TypeVar
 from branchline_router._conformance import faults as conformance_faults
 from branchline_router._native import VERSION as __version__
 
-API_VERSION = 1
+API_VERSION = 1  # of a registration that states none
+ALL = "all"  # as the name of a plugin to leave out
 PLUGIN_GROUP = "branchline_router.plugins"
 
 logger = logging.getLogger(__name__)
@@ -85,16 +87,36 @@ class PluginFailure:
         return self.trace.strip().splitlines()[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Disabled:
+    """An installed entry point that the user left out by `--plugins-disable`."""
+
+    group: str
+    name: str
+    origin: Origin
+
+
 class Registry(Generic[T]):
     """Implementations of one kind by name.
 
     `protocol` is what a registered class, or what a factory returns, must offer; as "module:object" it is
-    imported at the first check. Registered objects are callables: classes or factories.
+    imported at the first check. Registered objects are callables: classes or factories. `changes` says of each
+    version after the first what authors must do who come from the one before.
     """
 
-    def __init__(self, kind: str, noun: str, protocol: type | str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        noun: str,
+        protocol: type | str | None = None,
+        *,
+        api_version: int = API_VERSION,
+        changes: Mapping[int, Sequence[str]] | None = None,
+    ) -> None:
         self.kind = kind
         self.noun = noun
+        self.api_version = api_version
+        self.changes = dict(changes or {})
         self._protocol = protocol
         self._entries: dict[str, Entry[T]] = {}
 
@@ -108,7 +130,7 @@ class Registry(Generic[T]):
 
         def apply(item: F) -> F:
             module = getattr(item, "__module__", "") or ""
-            self._check(name, item)
+            self._check(name, item, origin_of(module))
             entry: Entry[T] = Entry(name, api_version, module, origin_of(module), item=item)  # type: ignore[arg-type]
             self._add(entry, override)
             return item
@@ -126,11 +148,7 @@ class Registry(Generic[T]):
         name, origin = entry.name, entry.origin
         if not name or not isinstance(name, str):
             raise RegistryError(f"{self.noun} name must be a non-empty string, not {name!r} (from {origin})")
-        if entry.api_version != API_VERSION:
-            raise RegistryError(
-                f"{self.noun} {name!r} from {origin} is written for API version {entry.api_version!r}; this is API "
-                f"version {API_VERSION}: install a plugin release that matches branchline-router {__version__}"
-            )
+        self._check_version(name, origin, entry.api_version)
         present = self._entries.get(name)
         if present is not None:
             if _same(present, entry):
@@ -139,6 +157,18 @@ class Registry(Generic[T]):
             entry.replaced = present.origin
             logger.warning("%s %r of %s overridden by %s", self.noun, name, present.origin, origin)
         self._entries[name] = entry
+
+    def _check_version(self, name: str, origin: Origin, stated: object) -> None:
+        if stated == self.api_version and not isinstance(stated, bool):
+            return
+        parts = [
+            f"{self.noun} {name!r} from {origin} is written for API version {stated!r}; this is API version "
+            f"{self.api_version}: install a plugin release that matches branchline-router {__version__}"
+        ]
+        if isinstance(stated, int) and stated < self.api_version:
+            for version in range(max(stated, API_VERSION) + 1, self.api_version + 1):
+                parts.append(f"version {version} changed: " + ", ".join(self.changes.get(version, ("nothing told",))))
+        raise RegistryError("; ".join(parts))
 
     def _refuse_duplicate(self, present: Entry[T], entry: Entry[T], override: bool) -> None:
         both = f"registered by {present.origin} and again by {entry.origin}"
@@ -157,9 +187,12 @@ class Registry(Generic[T]):
             f"{self.noun} {entry.name!r} is a duplicate: {both}; choose another name, or say override=True"
         )
 
-    def _check(self, name: str, item: object) -> None:
+    def _check(self, name: str, item: object, origin: Origin) -> None:
         if not callable(item):
             raise RegistryError(f"{self.noun} {name!r} must be a class or factory, not {type(item).__name__}")
+        stated = getattr(item, "api_version", None)  # an entry point can say it nowhere else
+        if isinstance(stated, int):
+            self._check_version(name, origin, stated)
         if isinstance(item, type):
             self.verify(name, item)
 
@@ -202,7 +235,7 @@ class Registry(Generic[T]):
         except Exception:
             entry.failure = traceback.format_exc()
             raise RegistryError(self._import_failed(entry)) from None
-        self._check(entry.name, item)
+        self._check(entry.name, item, entry.origin)
         return item  # type: ignore[no-any-return]
 
     def verify(self, name: str, product: object) -> None:
@@ -234,7 +267,7 @@ class Registry(Generic[T]):
         if failed:
             parts.append("failed to import: " + ", ".join(failed))
         parts.append(
-            f"to add it, call @branchline_router.registry.{self.kind}.register({name!r}, api_version={API_VERSION}) in a "
+            f"to add it, call @branchline_router.registry.{self.kind}.register({name!r}, api_version={self.api_version}) in a "
             f"module named by --plugin or BRANCHLINE_PLUGINS, or declare an entry point {name!r} in the group "
             f"'branchline.{self.kind}'; this must happen before options are built"
         )
@@ -254,16 +287,18 @@ class Plugins:
     def __init__(self, kinds: list[Registry[Callable[..., object]]]) -> None:
         self.kinds = kinds
         self.failures: list[PluginFailure] = []
+        self.disabled: list[Disabled] = []
         self._seen: set[str] = set()
 
-    def load(self, named: Iterable[str] = ()) -> None:
+    def load(self, named: Iterable[str] = (), disable: Collection[str] = ()) -> None:
         """Discover entry points, then import the modules `named` by the user ("module" or "module:function").
 
-        A failing entry point is recorded; a failing named module raises RegistryError with its traceback.
+        `disable` holds names of distributions or of entry points that are left out, or "all" for every one. A
+        failing entry point is recorded; a failing named module raises RegistryError with its traceback.
         """
         if "" not in self._seen:
             self._seen.add("")
-            self._discover()
+            self._discover(disable)
         for name in named:
             if name in self._seen:
                 continue
@@ -281,17 +316,33 @@ class Plugins:
                 + failure.trace.rstrip()
             ) from None
 
-    def _discover(self) -> None:
+    def _discover(self, disable: Collection[str]) -> None:
+        unmatched = {canonical(name) for name in disable} - {ALL}
         for point in importlib.metadata.entry_points(group=PLUGIN_GROUP):
+            if self._is_disabled(point, disable, unmatched):
+                continue
             if point.value not in self._seen:
                 self._seen.add(point.value)
                 self._attempt(point, lambda value=point.value: _run(value))  # type: ignore[misc]
         for registry in self.kinds:
             for point in importlib.metadata.entry_points(group=f"branchline.{registry.kind}"):
+                if self._is_disabled(point, disable, unmatched):
+                    continue
                 self._attempt(
                     point,
                     lambda registry=registry, point=point: registry.register_lazy(point.name, point.value),  # type: ignore[misc]
                 )
+        for name in sorted(unmatched):
+            logger.warning("plugins-disable names %r, which no installed plugin has: see `branchline plugins`", name)
+
+    def _is_disabled(self, point: importlib.metadata.EntryPoint, disable: Collection[str], unmatched: set[str]) -> bool:
+        """Whether the user left it out, by its name or by its distribution's."""
+        names = {canonical(point.name), *([canonical(point.dist.name)] if point.dist is not None else [])}
+        if not names & {canonical(name) for name in disable} and ALL not in disable:
+            return False
+        unmatched -= names
+        self.disabled.append(Disabled(point.group, point.name, origin_of(point.module)))
+        return True
 
     def _attempt(self, point: importlib.metadata.EntryPoint, action: Callable[[], None]) -> None:
         try:
@@ -300,6 +351,11 @@ class Plugins:
             failure = PluginFailure(f"{point.name} = {point.value}", origin_of(point.module), traceback.format_exc())
             self.failures.append(failure)
             logger.error("plugin %s of %s can't be loaded: %s", failure.name, failure.origin, failure.reason)
+
+
+def canonical(name: str) -> str:
+    """A distribution's name as packaging compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _run(value: str) -> None:

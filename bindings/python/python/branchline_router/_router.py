@@ -52,7 +52,7 @@ class Router:
     """
 
     def __init__(self, config: str | PathLike[str] | None = None, **options: Unpack[RouterOptions]) -> None:
-        registry.plugins.load(split([], os.environ)[0])
+        registry.plugins.load(*split([], os.environ)[:2])
         given = [(name, _texts(value)) for name, value in options.items() if value is not None]
         self._native = NativeRouter(given, None if config is None else fspath(config))
 

@@ -1,6 +1,7 @@
 """The console script `branchline-router`: the same command line as the binary, and plugins written in Python.
 
-`--plugin module` (or BRANCHLINE_PLUGINS) is read here, before any option; `plugins` lists what is registered.
+`--plugin module` (or BRANCHLINE_PLUGINS) and `--plugins-disable` are read here, before any option; `plugins` lists what
+is registered.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from collections.abc import Mapping, Sequence
 from branchline_router import registry
 from branchline_router._native import run_cli
 
-ENV = "BRANCHLINE_PLUGINS"
+EARLY = {"--plugin": "BRANCHLINE_PLUGINS", "--plugins-disable": "BRANCHLINE_PLUGINS_DISABLE"}
 
 
-def split(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Plugins named by flags, else by the environment; and the other arguments."""
-    named: list[str] = []
+def split(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], list[str], list[str]]:
+    """Plugins named and plugins left out, each by flags, else by the environment; and the other arguments."""
+    given: dict[str, list[str]] = {flag: [] for flag in EARLY}
     rest: list[str] = []
     arguments = iter(argv)
     for argument in arguments:
-        if argument == "--plugin":
-            named.append(next(arguments, ""))
-        elif argument.startswith("--plugin="):
-            named.append(argument.removeprefix("--plugin="))
+        flag, equals, value = argument.partition("=")
+        if flag in EARLY:
+            given[flag].append(value if equals else next(arguments, ""))
         else:
             rest.append(argument)
-    if not named:
-        named = [part.strip() for part in env.get(ENV, "").split(",") if part.strip()]
-    return named, rest
+    for flag, name in EARLY.items():
+        if not given[flag]:
+            given[flag] = [part.strip() for part in env.get(name, "").split(",") if part.strip()]
+    return given["--plugin"], given["--plugins-disable"], rest
 
 
 def listing() -> str:
@@ -41,6 +42,7 @@ def listing() -> str:
             replaced = f", in the place of {entry.replaced}" if entry.replaced else ""
             lines.append(f"  {entry.name}  {entry.state}  {entry.origin}{replaced}")
             lines += [f"    {line}" for line in entry.failure.splitlines()]
+    lines += [f"disabled: {one.group} {one.name} of {one.origin}" for one in registry.plugins.disabled]
     for failure in registry.plugins.failures:
         lines.append(f"failed: {failure.name} of {failure.origin}")
         lines += [f"  {line}" for line in failure.trace.splitlines()]
@@ -49,9 +51,9 @@ def listing() -> str:
 
 def main() -> int:
     """Runs `sys.argv`; returns the exit code."""
-    named, rest = split(sys.argv[1:], os.environ)
+    named, disabled, rest = split(sys.argv[1:], os.environ)
     try:
-        registry.plugins.load(named)
+        registry.plugins.load(named, disabled)
     except registry.RegistryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -22,14 +22,13 @@ BUILTIN = (
     "branchline.engine.overrides",
     "branchline.engine.grammar",
 )
-ENV = "BRANCHLINE_PLUGINS"
 
 
 def load(argv: Sequence[str], env: Mapping[str, str]) -> None:
     """Register ours, then discover and import plugins. Raises RegistryError if one named by the user fails."""
     for package in BUILTIN:
         importlib.import_module(package)
-    registry.plugins.load(named(argv, env))
+    registry.plugins.load(named(argv, env), disabled(argv, env))
 
 
 def load_or_report(argv: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -44,24 +43,35 @@ def load_or_report(argv: Sequence[str], env: Mapping[str, str]) -> bool:
 
 def named(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """Plugins named by flags, else by the environment, else by the options file."""
+    return _early("plugin", "BRANCHLINE_PLUGINS", argv, env)
+
+
+def disabled(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Plugins left out, likewise."""
+    return _early("plugins_disable", "BRANCHLINE_PLUGINS_DISABLE", argv, env)
+
+
+def _early(name: str, variable: str, argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """An option with many values, read before there is a table of options."""
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    scan.add_argument("--plugin", action="append", default=[])
+    scan.add_argument("--" + name.replace("_", "-"), dest=name, action="append", default=[])
     scan.add_argument("--config", default=env.get("BRANCHLINE_CONFIG", ""))
     try:
         known, _ = scan.parse_known_args(list(argv))
     except argparse.ArgumentError:  # the real parser will say it
         return []
-    if known.plugin:
-        return list(known.plugin)
-    if ENV in env:
-        return [part.strip() for part in env[ENV].split(",") if part.strip()]
-    return _of_file(known.config)
+    given = getattr(known, name)
+    if given:
+        return list(given)
+    if variable in env:
+        return [part.strip() for part in env[variable].split(",") if part.strip()]
+    return _of_file(known.config, name)
 
 
-def _of_file(path: str) -> list[str]:
+def _of_file(path: str, name: str) -> list[str]:
     try:
         content = tomllib.loads(Path(path).read_text("utf-8")) if path else {}
     except (OSError, ValueError):  # resolve reports it with all other faults
         return []
-    value = content.get("plugin", [])
+    value = content.get(name, content.get(name.replace("_", "-"), []))
     return [str(one) for one in value] if isinstance(value, list) else [str(value)]

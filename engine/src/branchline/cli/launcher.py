@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from branchline.cli.children import Child, describe
 
@@ -26,7 +26,10 @@ STABLE_S = 60.0  # a run of this length starts the back-off anew
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything to start. `env` is what children inherit, without the variables already resolved."""
+    """Everything to start. `env` is what children inherit, without the variables already resolved.
+
+    `gateway_env` is for the gateway beyond that.
+    """
 
     model: str
     workers: int
@@ -38,6 +41,7 @@ class Plan:
     token: str
     threads: int
     env: Mapping[str, str]
+    gateway_env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def asks_for_keys(self) -> bool:
@@ -139,7 +143,7 @@ class Launcher:
         command = [plan.router_path, *plan.router_arguments, "--host", plan.host, "--port", str(plan.port)]
         for address in addresses:
             command += ["--worker-urls", f"grpc://{address}"]
-        env = {**plan.env, **({"BRANCHLINE_ROUTER_WORKER_TOKEN": plan.token} if plan.token else {})}
+        env = {**plan.env, **plan.gateway_env, **({"BRANCHLINE_ROUTER_WORKER_TOKEN": plan.token} if plan.token else {})}
         return Child("gateway", command, env)
 
     async def _first_ready(self, engine: Child) -> str:

@@ -180,6 +180,29 @@ __all__ = ["{cls}"]  # begins as the Llama family; the name to register is the c
     "{cls}",
     "branchline serve MODEL",
 )
+_HOOK = Skeleton(
+    '''from branchline.engine.types import Delta, Request
+
+
+class {cls}:
+    """Counts what ends. Points, their arguments and modes: branchline.engine.hooks.points."""
+
+    api_version = 1
+    point = "request.end"
+    point_version = 1
+    mode = "before"
+    priority = 0
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def __call__(self, request: Request, delta: Delta) -> None:
+        """One sequence ends."""
+        self.ended += 1
+''',
+    "{cls}",
+    "branchline serve MODEL",
+)
 SKELETONS = {
     "models": _MODEL,
     "executors": _EXECUTOR,
@@ -189,6 +212,7 @@ SKELETONS = {
     "speculative_algorithms": _SPECULATIVE,
     "quantization_methods": _QUANTIZATION,
     "model_overrides": _OVERRIDES,
+    "hooks": _HOOK,
 }
 _PROJECT = """[build-system]
 requires = ["setuptools>=77"]

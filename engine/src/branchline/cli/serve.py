@@ -109,7 +109,14 @@ def resolve(argv: Sequence[str], env: Mapping[str, str], gateway: router.Router)
         token=config.token,
         threads=config.threads,
         env={key: value for key, value in router.clean(env).items() if key not in _table_names()},
+        gateway_env=_plugins(config),
     )
+
+
+def _plugins(config: EngineConfig) -> dict[str, str]:
+    """A plugin may register for both sides, so the gateway's script loads the same ones; its binary knows none."""
+    given = {"BRANCHLINE_PLUGINS": config.plugin, "BRANCHLINE_PLUGINS_DISABLE": config.plugins_disable}
+    return {name: ",".join(values) for name, values in given.items() if values}
 
 
 def _table_names() -> set[str]:

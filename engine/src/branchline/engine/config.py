@@ -107,6 +107,10 @@ class EngineConfig:
     plugin: tuple[str, ...] = option(
         (), "module, or module:function, to import before options are built", section="server", env="BRANCHLINE_PLUGINS"
     )
+    plugins_disable: tuple[str, ...] = option(
+        (), "installed plugin to leave out, by the name of its distribution or of its entry point; all: every one",
+        section="server",
+    )  # fmt: skip
 
     device: str = option(
         "auto", "where to run; auto: cuda if there is one", section="executor", choices=("auto", "cpu", "cuda")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from branchline import registry
 from branchline.cli import extensions
-from branchline.testing import attention, cache, eviction, guesses, options
+from branchline.testing import attention, cache, eviction, guesses, hooks, options
 
 if TYPE_CHECKING:
     import pytest
@@ -26,6 +26,7 @@ SUITES: dict[str, tuple[Check, ...]] = {
     "speculative_algorithms": guesses.CHECKS,
     "quantization_methods": options.QUANTIZATION,
     "model_overrides": options.OVERRIDES,
+    "hooks": hooks.CHECKS,
 }
 """What is checked beyond registration, by kind. The other kinds are checked for their members only."""
 

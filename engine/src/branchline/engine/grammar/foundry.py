@@ -206,7 +206,7 @@ def build_backends(setup: dict[str, Any]) -> dict[str, BaseGrammarBackend]:
     """The backends by name, as the engine has them."""
     from branchline import registry
 
-    registry.plugins.load(setup["plugins"])
+    registry.plugins.load(setup["plugins"], setup["disabled"])
     context = context_of(setup)
     made = {}
     for name in setup["backends"]:

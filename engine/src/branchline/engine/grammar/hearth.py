@@ -52,7 +52,12 @@ class Hearth:
     """A Compiler over the process `foundry`."""
 
     def __init__(
-        self, context: GrammarContext, backends: tuple[str, ...], bounds: Bounds, plugins: tuple[str, ...] = ()
+        self,
+        context: GrammarContext,
+        backends: tuple[str, ...],
+        bounds: Bounds,
+        plugins: tuple[str, ...] = (),
+        disabled: tuple[str, ...] = (),
     ) -> None:
         self._setup = {
             "tokenizer": context.tokenizer_json.decode(),
@@ -60,6 +65,7 @@ class Hearth:
             "eos_ids": list(context.eos_ids),
             "backends": list(backends),
             "plugins": list(plugins),
+            "disabled": list(disabled),
             "wall_s": bounds.wall_s,
             "memory_bytes": bounds.memory_bytes,
             "children": bounds.children,

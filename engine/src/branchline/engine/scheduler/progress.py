@@ -55,6 +55,10 @@ class Outbox:
         deltas, self._deltas, self._latest = self._deltas, {}, {}
         return deltas
 
+    def put(self, deltas: dict[Sink, list[Delta]]) -> None:
+        """Give back what was taken, before anything new."""
+        self._deltas = deltas
+
 
 class Progress:
     """Applies results to sequences and writes what they say to an outbox."""

@@ -6,18 +6,20 @@ executor it builds.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from branchline import _native, registry
-from branchline.engine import overrides
+from branchline.engine import hooks, overrides
 from branchline.engine.cache import CacheContext, RadixCacheBackend, build_cache
 from branchline.engine.config import EngineConfig
-from branchline.engine.errors import LoadError
+from branchline.engine.errors import EngineError, LoadError
 from branchline.engine.grammar.base import GrammarContext
 from branchline.engine.grammar.hearth import Bounds, Hearth
 from branchline.engine.grammar.manager import Manager, ManagerOptions
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from branchline.engine.service.metrics import Metrics
     from branchline.engine.service.tracing import Tracing
 
+logger = logging.getLogger(__name__)
+
 Progress = Callable[[str, int, int], None]
 CLOSE_S = 5.0  # for the step that runs when everything is closed
 
@@ -54,9 +58,17 @@ class Engine:
     tracing: Tracing | None
     components: tuple[str, ...]
     grammars: Manager | None = None
+    hooks: hooks.Chain = field(default_factory=hooks.Chain)
 
     def close(self) -> None:
         """Stop the loop and, unless a step does not end, release the models. Idempotent."""
+        try:
+            self.hooks.bind("engine.stop", Engine._release)(self)
+        except EngineError as error:  # whatever a hook does, what is held is released
+            logger.error("%s", error)
+            self._release()
+
+    def _release(self) -> None:
         if self.loop.close(step_s=CLOSE_S):
             self.executor.close()
             if self.drafter is not None:
@@ -72,6 +84,11 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
 
     Options that are not `given` by the user may be decided by model overrides.
     """
+    chain = hooks.assemble()
+    return chain.bind("engine.start", lambda config: _build(config, progress, given, chain))(config)
+
+
+def _build(config: EngineConfig, progress: Progress, given: Collection[str], chain: hooks.Chain) -> Engine:
     plan = hardware.plan(config)
     from branchline.engine.model.load import (
         load_model,
@@ -84,6 +101,7 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
     method = choose(config.quantization, loaded)
     if method is not None:
         loaded = method.open(loaded)
+    loaded = chain.bind("weights.loaded", _unchanged)(loaded)
     context_length = _context_length(config, loaded.spec)
     pages = hardware.pool_pages(config, loaded.spec, context_length, plan)
     progress("building the executor", 0, 0)
@@ -100,7 +118,7 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
         lease_tenant_budget=config.lease_tenant_budget,
     )
     watchers, metrics, tracing = _watchers(config, loaded)
-    loop = EngineLoop(
+    loop = _loop(chain)(
         executor,
         cache,
         _vocabulary(loaded.spec),
@@ -111,7 +129,10 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
     )
     if metrics is not None:
         metrics.stats = loop.stats
+        metrics.hooks = chain.hooks
     model = _describe(config, loaded, plan, executor, context_length, pages)
+    if chain.mark:  # another worker must not continue what hooks have had a part in
+        model = replace(model, numerics_id=model.numerics_id + chain.mark)
     used = {
         "models": loaded.spec.architecture,
         "executors": plan.executor,
@@ -135,9 +156,23 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
         drafter,
         metrics,
         tracing,
-        tuple(_component(kind, name) for kind, name in used.items()),
+        tuple(_component(kind, name) for kind, name in [*used.items(), *(("hooks", one.name) for one in chain.hooks)]),
         grammars,
+        chain,
     )
+
+
+def _loop(chain: hooks.Chain) -> Callable[..., EngineLoop]:
+    """The loop's class, with hooks in it only where there are some."""
+    if not chain:
+        return EngineLoop
+    from branchline.engine.hooks.loop import HookedLoop
+
+    return partial(HookedLoop, chain)
+
+
+def _unchanged(loaded: LoadedModel) -> LoadedModel:
+    return loaded
 
 
 def _context_length(config: EngineConfig, spec: ModelSpec) -> int:
@@ -276,7 +311,7 @@ def build_grammars(config: EngineConfig, spec: ModelSpec, vocab_size: int) -> Ma
     context = GrammarContext(spec.tokenizer.json, vocab_size, spec.eos_ids)
     backends = {name: build_backend(name, context) for name in chosen}
     bounds = Bounds(wall_s=config.grammar_timeout, memory_bytes=config.grammar_memory << 20)
-    hearth = Hearth(context, chosen, bounds, config.plugin)
+    hearth = Hearth(context, chosen, bounds, config.plugin, config.plugins_disable)
     try:
         hearth.start()
     except OSError as error:

@@ -6,7 +6,7 @@ follow the field's usual meanings; no label takes a value from a client.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from branchline.engine.errors import LoadError
+from branchline.engine.hooks import Placed
 from branchline.engine.scheduler.load import LoopStats
 from branchline.engine.types import Delta, Request
 
@@ -85,6 +86,9 @@ TABLE: tuple[Row, ...] = (
         "included.",
         lambda s: 1 + _ratio(s.accepted_tokens, s.draft_steps) if s.draft_steps else 0.0,
     ),
+    Row("hook_calls", "counter", "Calls of a plugin's hook, by hook and point."),
+    Row("hook_seconds", "counter", "Time in it, without what it called, by hook and point."),
+    Row("hook_failures", "counter", "Calls of it that raised, by hook and point."),
 )  # fmt: skip
 _HELP = {row.name: row.help for row in TABLE}
 
@@ -95,6 +99,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.stats: Callable[[], LoopStats] = LoopStats
+        self.hooks: Sequence[Placed] = ()
         self._first = self._histogram("time_to_first_token_seconds", LONG)
         self._gap = self._histogram("inter_token_latency_seconds", SHORT)
         self._queue = self._histogram("queue_time_seconds", LONG)
@@ -184,6 +189,17 @@ class _Picture:
                 continue
             family = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
             yield family(PREFIX + row.name, row.help, value=row.read(stats))
+        yield from _hooks(self._metrics.hooks)
+
+
+def _hooks(placed: Sequence[Placed]) -> Iterator[Metric]:
+    """What hooks have cost; nothing without any."""
+    for name in ("calls", "seconds", "failures") if placed else ():
+        series = f"hook_{name}"
+        family = CounterMetricFamily(PREFIX + series, _HELP[series], labels=["hook", "point"])
+        for one in placed:
+            family.add_metric([one.name, one.point.name], getattr(one.cost, name))
+        yield family
 
 
 def markdown() -> str:
