@@ -71,7 +71,7 @@ POINTS = {
         ),
         Point(
             "request.end", 1, ("request", "delta"), "types.Delta that ends the same sequence", Fault.REQUEST,
-            "a sequence ends (delta.finish) or its request fails (delta.error); it is not told yet; on the loop's thread",
+            "a sequence ends (delta.finish) or its request fails (delta.error), not told yet; on the loop's thread",
         ),
         Point(
             "engine.stop", 1, ("engine",), "nothing", Fault.NOTHING,
