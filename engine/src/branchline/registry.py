@@ -432,7 +432,13 @@ eviction_policies: Registry[Callable[..., object]] = Registry(
 grammar_backends: Registry[Callable[..., object]] = Registry(
     "grammar_backends", "grammar backend", "branchline.engine.grammar.base:BaseGrammarBackend"
 )
+platforms: Registry[Callable[..., object]] = Registry(
+    "platforms", "platform", "branchline.engine.platforms.base:Platform"
+)
 hooks: Registry[Callable[..., object]] = Registry("hooks", "hook", "branchline.engine.hooks.points:Hook")
+serve_backends: Registry[Callable[..., object]] = Registry(
+    "serve_backends", "serve backend", "branchline.cli.backends.base:ServeBackend"
+)
 plugins = Plugins()
 
 
@@ -448,5 +454,7 @@ def all_registries() -> tuple[Registry[Callable[..., object]], ...]:
         speculative_algorithms,
         quantization_methods,
         model_overrides,
+        platforms,
         hooks,
+        serve_backends,
     )

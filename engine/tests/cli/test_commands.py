@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from branchline import __version__
 from branchline.cli import children, doctor, router, serve
+from branchline.cli.backends.choose import choose
 from branchline.cli.launcher import Launcher, Plan
 from branchline.engine.options import ConfigError
 
@@ -99,7 +100,7 @@ def test_serve_gives_each_table_its_own_options() -> None:
             "--log-level", "debug", "--port", "9"]  # fmt: skip
     plan = serve.resolve(argv, {"BRANCHLINE_TOKEN": "s3cret", "BRANCHLINE_PAGE_SIZE": "4", "HOME": "/h"}, GATEWAY)
     assert (plan.model, plan.workers, plan.host, plan.port, plan.token) == ("m.gguf", 3, "::1", 9, "s3cret")
-    assert set(plan.engine_arguments) == {"--page-size=8", "--log-level=debug"}
+    assert set(plan.arguments) == {"--page-size=8", "--log-level=debug"}
     assert plan.router_arguments == ("--policy", "random", "--insecure", "--log-level", "debug")
     assert dict(plan.env) == {"HOME": "/h"}
     assert plan.url == "http://[::1]:9"
@@ -107,7 +108,7 @@ def test_serve_gives_each_table_its_own_options() -> None:
 
 def test_an_option_of_both_tables_reaches_both_in_their_own_writing() -> None:
     plan = serve.resolve(["m.gguf", "--drain-timeout", "2.5", "--log-level", "warning"], {}, GATEWAY)
-    assert set(plan.engine_arguments) == {"--drain-timeout=2.5", "--log-level=warning"}
+    assert set(plan.arguments) == {"--drain-timeout=2.5", "--log-level=warning"}
     assert plan.router_arguments == ("--log-level", "warn", "--drain-timeout", "2.5s")
 
 
@@ -134,7 +135,8 @@ def test_serve_tells_of_a_taken_port_before_loading() -> None:
 
 def plan_of(router_path: str, **fields: object) -> Plan:
     base = {
-        "model": "m", "workers": 1, "host": "127.0.0.1", "port": serve.free_port("127.0.0.1"), "engine_arguments": (),
+        "model": "m", "workers": 1, "host": "127.0.0.1", "port": serve.free_port("127.0.0.1"),
+        "backend": choose("branchline", "m"), "name": "m", "given": {}, "arguments": (),
         "router_path": router_path, "router_arguments": (), "token": "", "threads": 0, "env": ENV,
     }  # fmt: skip
     return Plan(**{**base, **fields})  # type: ignore[arg-type]

@@ -21,6 +21,8 @@ BUILTIN = (
     "branchline.engine.quantization",
     "branchline.engine.overrides",
     "branchline.engine.grammar",
+    "branchline.engine.platforms",
+    "branchline.cli.backends",
 )
 
 

@@ -7,16 +7,18 @@ the gateway first and the engines after it. A second signal kills. Leaves no orp
 from __future__ import annotations
 
 import asyncio
-import http.client
 import os
 import signal
+import socket
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from branchline.cli.backends.base import Ask, answers
+from branchline.cli.backends.choose import Chosen
 from branchline.cli.children import Child, describe
+from branchline.engine.errors import LoadError
 
 READY_POLL_S = 0.05
 STOP_GRACE_S = 45.0
@@ -35,7 +37,10 @@ class Plan:
     workers: int
     host: str
     port: int
-    engine_arguments: tuple[str, ...]
+    backend: Chosen
+    name: str  # what requests call the model, for a backend that does not tell
+    given: Mapping[str, object]  # engine options that the user gave
+    arguments: tuple[str, ...]  # of the backend
     router_path: str
     router_arguments: tuple[str, ...]
     token: str
@@ -111,11 +116,13 @@ class Launcher:
 
     async def _serve(self) -> None:
         plan = self._plan
-        self._say(f"starting {plan.workers} engine{'s' if plan.workers > 1 else ''} for {plan.model}")
-        self._engines = [self._engine(number, 0) for number in range(plan.workers)]
+        self._say(f"backend {plan.backend.name}: {plan.backend.why}")
+        self._say(f"starting {plan.workers} {self._noun}{'s' if plan.workers > 1 else ''} for {plan.model}")
+        ports = [0 if plan.backend.backend.announces else free_port() for _ in range(plan.workers)]
+        self._engines = [self._engine(number, port) for number, port in enumerate(ports)]
         await asyncio.gather(*(engine.start() for engine in self._engines))
-        addresses = await asyncio.gather(*(self._first_ready(engine) for engine in self._engines))
-        models = {str(engine.ready.result()["model"]) for engine in self._engines}
+        addresses = await asyncio.gather(*map(self._first_ready, self._engines, ports))
+        models = {self._model_of(engine) for engine in self._engines}
         self._say("starting the gateway")
         self._router = self._gateway(addresses)
         await self._router.start()
@@ -129,36 +136,66 @@ class Launcher:
             for watcher in watchers:  # an engine that is being stopped has not died
                 watcher.cancel()
 
+    @property
+    def _noun(self) -> str:
+        return "engine" if self._plan.backend.backend.announces else self._plan.backend.name
+
+    def _model_of(self, engine: Child) -> str:
+        return str(engine.ready.result()["model"]) if self._plan.backend.backend.announces else self._plan.name
+
     def _engine(self, number: int, port: int) -> Child:
         plan = self._plan
-        command = [sys.executable, "-m", "branchline.cli", "engine", plan.model, *plan.engine_arguments]
-        command += ["--host=127.0.0.1", f"--port={port}", f"--parent-pid={os.getpid()}"]
-        if plan.workers > 1 and plan.threads == 0:
-            command.append(f"--threads={max(1, len(os.sched_getaffinity(0)) // plan.workers)}")
-        env = {**plan.env, **({"BRANCHLINE_TOKEN": plan.token} if plan.token else {})}
-        return Child("engine" if plan.workers == 1 else f"engine {number + 1}", command, env)
+        shared = max(1, len(os.sched_getaffinity(0)) // plan.workers) if plan.workers > 1 else 0
+        own = plan.backend.backend.announces
+        ask = Ask(
+            model=plan.model, name=plan.name, host="127.0.0.1", port=port, given=plan.given, arguments=plan.arguments,
+            threads=shared if own and not plan.threads else 0 if own else plan.threads or shared,
+        )  # fmt: skip
+        try:
+            command = plan.backend.backend.launch(ask)
+        except LoadError as error:
+            raise Failed(error.message) from None
+        words = [*command.words, f"--parent-pid={os.getpid()}"] if own else command.words
+        env = {**plan.env, **command.env, **({"BRANCHLINE_TOKEN": plan.token} if plan.token else {})}
+        return Child(self._noun if plan.workers == 1 else f"{self._noun} {number + 1}", words, env)
 
     def _gateway(self, addresses: list[str]) -> Child:
         plan = self._plan
         command = [plan.router_path, *plan.router_arguments, "--host", plan.host, "--port", str(plan.port)]
         for address in addresses:
-            command += ["--worker-urls", f"grpc://{address}"]
+            command += ["--worker-urls", f"{plan.backend.backend.scheme}://{address}"]
         env = {**plan.env, **plan.gateway_env, **({"BRANCHLINE_ROUTER_WORKER_TOKEN": plan.token} if plan.token else {})}
         return Child("gateway", command, env)
 
-    async def _first_ready(self, engine: Child) -> str:
+    async def _first_ready(self, engine: Child, port: int) -> str:
         """Its address. An engine that ends before it is ready ends the launch."""
         ended = asyncio.create_task(engine.wait())
+        if not self._plan.backend.backend.announces:
+            return await self._first_well(engine, ended, f"127.0.0.1:{port}")
         await asyncio.wait((engine.ready, ended), return_when=asyncio.FIRST_COMPLETED)
         if engine.ready.done() and not engine.ready.cancelled():
             return str(engine.ready.result()["address"])
-        code = await ended
-        raise Failed(f"{engine.name} could not start ({describe(code)}): its message is above", code if code > 0 else 1)
+        raise self._ended(engine, await ended)
+
+    async def _first_well(self, engine: Child, ended: asyncio.Task[int], address: str) -> str:
+        """The address, once the backend finds it well."""
+        chosen = self._plan.backend
+        while not await asyncio.to_thread(chosen.backend.health, f"{chosen.backend.scheme}://{address}"):
+            if ended.done():
+                raise self._ended(engine, ended.result())
+            await asyncio.sleep(READY_POLL_S)
+        return address
+
+    @staticmethod
+    def _ended(engine: Child, code: int) -> Failed:
+        return Failed(
+            f"{engine.name} could not start ({describe(code)}): its message is above", code if code > 0 else 1
+        )
 
     async def _until_ready(self, gateway: Child) -> None:
         """Wait until the gateway has a worker to send requests to."""
         ended = asyncio.create_task(gateway.wait())
-        while not await asyncio.to_thread(_answers, f"{self._plan.url}/readiness"):
+        while not await asyncio.to_thread(answers, f"{self._plan.url}/readiness"):
             if ended.done():
                 code = ended.result()
                 raise Failed(f"the gateway could not start ({describe(code)}): its message is above", max(code, 1))
@@ -219,13 +256,11 @@ class Launcher:
         print(f"[{time.monotonic() - self._start:6.1f}s] {words}", file=sys.stderr, flush=True)
 
 
-def _answers(url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
-    try:
-        with opener.open(url, timeout=5) as answer:
-            return int(answer.status) == 200
-    except (OSError, http.client.HTTPException):  # nobody, or somebody of another protocol
-        return False
+def free_port() -> int:
+    """A port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 _WELCOME = """

@@ -203,6 +203,50 @@ class {cls}:
     "{cls}",
     "branchline serve MODEL",
 )
+_BACKEND = Skeleton(
+    '''import shutil
+
+from branchline.cli.backends import Ask, Command, Detection
+from branchline.cli.backends.base import answers
+
+
+class {cls}:
+    """The program {name}, an OpenAI-compatible server. Members: branchline.cli.backends.ServeBackend."""
+
+    api_version = 1
+    scheme = "http"
+    announces = False
+    options = ("threads",)  # engine options that it understands; others are refused
+
+    def detect(self, model: str) -> Detection:
+        """Quick, without a download."""
+        if shutil.which("{name}") is None:
+            return Detection(0.0, "{name} is not on PATH")
+        return Detection(0.1, "{name} is installed")
+
+    def launch(self, ask: Ask) -> Command:
+        """The command line of one worker."""
+        return Command(("{name}", ask.model, "--host", ask.host, "--port", str(ask.port), *ask.arguments))
+
+    def health(self, url: str) -> bool:
+        """Whether it takes requests."""
+        return answers(url + "/health")
+''',
+    "{cls}",
+    "branchline serve MODEL --backend {name}",
+)
+_PLATFORM = Skeleton(
+    '''from branchline.engine.platforms.cpu import Cpu
+
+
+class {cls}(Cpu):
+    """Begins as the cpu, chosen by name only. Members: branchline.engine.platforms.Platform."""
+
+    rank = -1  # below the cpu: auto never takes it
+''',
+    "{cls}",
+    "branchline serve MODEL --executor torch --device {name}",
+)
 SKELETONS = {
     "models": _MODEL,
     "executors": _EXECUTOR,
@@ -212,7 +256,9 @@ SKELETONS = {
     "speculative_algorithms": _SPECULATIVE,
     "quantization_methods": _QUANTIZATION,
     "model_overrides": _OVERRIDES,
+    "platforms": _PLATFORM,
     "hooks": _HOOK,
+    "serve_backends": _BACKEND,
 }
 _PROJECT = """[build-system]
 requires = ["setuptools>=77"]

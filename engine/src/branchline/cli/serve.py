@@ -12,9 +12,11 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from branchline.cli import extensions, router
+from branchline.cli.backends.choose import OWN, Chosen, choose
 from branchline.cli.engine import report
 from branchline.cli.launcher import Launcher, Plan
 from branchline.engine import options
@@ -23,6 +25,7 @@ from branchline.engine.options import option
 
 PROG = "branchline serve"
 _OWN = ("host", "port", "parent_pid", "tls_cert", "tls_key", "tls_client_ca")  # engine options that serve sets itself
+_OF_SERVE = ("model", "plugin", "plugins_disable", "log_level", "otlp_endpoint", "drain_timeout")  # whatever serves
 
 # Flags of both tables, which both get, and how the gateway writes their value.
 _SHARED: dict[str, Callable[[Any], str]] = {
@@ -43,6 +46,15 @@ class ServeConfig:
     port: int = option(
         8080, "port of the gateway; 0 takes a free one", section="serve", minimum=0, maximum=65535,
         env="BRANCHLINE_SERVE_PORT",
+    )  # fmt: skip
+    backend: str = option(
+        "auto", "what serves the model behind the gateway; auto: our engine if it can, else what is installed here and "
+        "can; the reason is printed", section="serve", choices=("auto",), kind="serve_backends",
+        env="BRANCHLINE_SERVE_BACKEND",
+    )  # fmt: skip
+    backend_arg: tuple[str, ...] = option(
+        (), "argument handed to a backend that is not our engine, as it is; repeat it", section="serve",
+        env="BRANCHLINE_SERVE_BACKEND_ARG",
     )  # fmt: skip
 
 
@@ -98,12 +110,18 @@ def resolve(argv: Sequence[str], env: Mapping[str, str], gateway: router.Router)
         name = flag[2:].replace("-", "_")
         if name in flags:
             theirs += [flag, _SHARED[flag](flags[name])]
+    chosen = choose(serve.backend, config.model)
+    given = {name: getattr(config, name) for name in options.sources(EngineConfig, flags=flags, env=engine_env)}
+    backend_faults(chosen, given, serve)
     return Plan(
         model=config.model,
         workers=serve.workers,
         host=serve.host,
         port=serve.port or free_port(serve.host),
-        engine_arguments=tuple(options.arguments(config, skip=_OWN)),
+        backend=chosen,
+        name=(config.served_model_name or (short_name(config.model),))[0],
+        given=given,
+        arguments=tuple(options.arguments(config, skip=_OWN)) if chosen.name == OWN else serve.backend_arg,
         router_path=gateway.path,
         router_arguments=tuple(theirs),
         token=config.token,
@@ -111,6 +129,31 @@ def resolve(argv: Sequence[str], env: Mapping[str, str], gateway: router.Router)
         env={key: value for key, value in router.clean(env).items() if key not in _table_names()},
         gateway_env=_plugins(config),
     )
+
+
+def backend_faults(chosen: Chosen, given: Mapping[str, object], serve: ServeConfig) -> None:
+    """Raises ConfigError for options that the backend would not see. Nothing that was asked for is dropped."""
+    found = []
+    if chosen.name == OWN:
+        if serve.backend_arg:
+            found.append("backend-arg is for other backends than our engine: give the engine's options as they are")
+    else:
+        for name in given:
+            if name not in chosen.backend.options and name not in _OF_SERVE:
+                found.append(
+                    f"{name.replace('_', '-')} is an option of our engine and {chosen.name} is to serve: leave it out, "
+                    "say it by --backend-arg, or give --backend branchline"
+                )
+    if found:
+        raise options.ConfigError(found)
+
+
+def short_name(model: str) -> str:
+    """What requests call a model that was given no name: a hub id as it is, else the file's, folder's or package's."""
+    if model.startswith("pypi:"):
+        return model.removeprefix("pypi:")
+    path = Path(model).expanduser()
+    return (path.stem if path.suffix == ".gguf" else path.resolve().name) if path.exists() else model
 
 
 def _plugins(config: EngineConfig) -> dict[str, str]:

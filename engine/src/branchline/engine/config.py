@@ -113,8 +113,9 @@ class EngineConfig:
     )  # fmt: skip
 
     device: str = option(
-        "auto", "where to run; auto: cuda if there is one", section="executor", choices=("auto", "cpu", "cuda")
-    )
+        "auto", "where to run; auto: cuda if there is one, else the cpu", section="executor", choices=("auto",),
+        kind="platforms",
+    )  # fmt: skip
     executor: str = option(
         "auto",
         "what runs the model; auto: torch on a GPU, else native",

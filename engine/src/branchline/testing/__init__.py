@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from branchline import registry
 from branchline.cli import extensions
-from branchline.testing import attention, cache, eviction, guesses, hooks, options
+from branchline.testing import attention, backends, cache, eviction, guesses, hooks, options, platforms
 
 if TYPE_CHECKING:
     import pytest
@@ -26,7 +26,9 @@ SUITES: dict[str, tuple[Check, ...]] = {
     "speculative_algorithms": guesses.CHECKS,
     "quantization_methods": options.QUANTIZATION,
     "model_overrides": options.OVERRIDES,
+    "platforms": platforms.CHECKS,
     "hooks": hooks.CHECKS,
+    "serve_backends": backends.CHECKS,
 }
 """What is checked beyond registration, by kind. The other kinds are checked for their members only."""
 

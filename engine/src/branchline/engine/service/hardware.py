@@ -1,26 +1,28 @@
-"""What this machine offers and which device, dtype and pool size follow from the options.
+"""Which platform, executor, dtype and pool size follow from the options and from what this machine has.
 
-Owns the meaning of every `auto`. Imports torch only to ask for GPUs. Used by the assembly and by `branchline doctor`.
+Owns the meaning of every `auto`; what is there is the platforms' to say. Used by the assembly and `doctor`.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from branchline.engine.config import EngineConfig
 from branchline.engine.errors import LoadError
 from branchline.engine.model.spec import ModelSpec
-from branchline.registry import RegistryError, quantization_methods
+from branchline.engine.platforms import Platform
+from branchline.engine.platforms.cpu import SHARE as CPU_SHARE
+from branchline.engine.platforms.cuda import Cuda
+from branchline.engine.platforms.memory import free_memory, total_memory
+from branchline.registry import RegistryError, platforms, quantization_methods
+
+__all__ = ["CPU_SHARE", "Plan", "free_memory", "gpus", "plan", "pool_pages", "total_memory"]
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2, "auto": 2}  # of the KV cache; weights take no more
 WEIGHT_BYTES = {"int8": 2, "bf16": 2, "f32": 4}
-CPU_SHARE = 0.25
-CUDA_SHARE = 0.8
 CONTEXTS = 64
-DRIVER_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,16 @@ class Plan:
     attention_backend: str
     why: tuple[str, ...]
     weight_dtype: str = "auto"
+    platform: str = "cpu"
 
 
 def plan(config: EngineConfig) -> Plan:
-    """Resolve executor, device, dtype and attention backend. Raises LoadError if torch is missing."""
+    """Resolve platform, executor, dtype and attention backend. Raises LoadError if torch is missing."""
     why: list[str] = []
+    platform = None if config.device == "auto" else _platform(config.device)
     executor = config.executor
     if executor == "auto":
-        executor, reason = _choose(config)
+        executor, reason = _choose(config, platform)
         why.append(f"executor {executor}: {reason}")
     if executor == "torch" and importlib.util.find_spec("torch") is None:
         raise LoadError("the torch executor needs torch, which is not installed: run pip install 'branchline[torch]'")
@@ -52,32 +56,64 @@ def plan(config: EngineConfig) -> Plan:
             " or give --executor native",
             field="weight_dtype",
         )
-    device = config.device
-    if device == "auto":
-        device = "cuda" if gpus() else "cpu"
-        why.append("device cuda: torch finds a GPU" if device == "cuda" else "device cpu: torch finds no GPU")
+    name = config.device
+    if platform is None:
+        name, platform, reason = _best(executor)
+        why.append(f"device {platform.device}: {reason}")
     dtype = config.dtype
     if dtype == "auto":
-        dtype = "bfloat16" if device == "cuda" else "float32"
-        why.append(f"dtype {dtype}: the default on {device}")
+        dtype = platform.dtype
+        why.append(f"dtype {dtype}: the default on {name}")
     backend = config.attention_backend
     if backend == "auto":
         backend = "torch_paged"
         why.append("attention backend torch_paged: the built-in default")
-    return Plan(executor, device, dtype, backend, tuple(why))
+    return Plan(executor, platform.device, dtype, backend, tuple(why), platform=name)
 
 
-def _choose(config: EngineConfig) -> tuple[str, str]:
-    """torch where something asks for it (a GPU, an attention backend), else native, which needs no torch."""
-    if config.device == "cuda":
-        return "torch", "device cuda is asked for"
+def _platform(name: str) -> Platform:
+    """A platform, made and checked. Raises LoadError with the registry's words."""
+    try:
+        made = platforms.get(name)()
+        platforms.verify(name, made)
+    except RegistryError as error:
+        raise LoadError(str(error), field="device") from None
+    return cast("Platform", made)
+
+
+def _best(executor: str) -> tuple[str, Platform, str]:
+    """The highest platform with a device that runs the executor; any, if no platform says that it does."""
+    made = {name: _platform(name) for name in platforms.names()}
+    fit = {name: one for name, one in made.items() if executor in one.executors} or made
+    for name, one in sorted(fit.items(), key=lambda pair: (-pair[1].rank, pair[0])):
+        found = one.devices()
+        if found:
+            return name, one, f"{name} is here" if name == "cpu" else f"{name} finds {', '.join(found)}"
+    raise LoadError(f"no platform has a device for the executor {executor}: give --device cpu", field="device")
+
+
+def _choose(config: EngineConfig, platform: Platform | None) -> tuple[str, str]:
+    """What something asks for (an attention backend, a quantisation), else the platform's first executor."""
     if config.attention_backend != "auto":
         return "torch", f"attention backend {config.attention_backend} is asked for"
     method = _method_executors(config)
+    if platform is not None:
+        fit = [one for one in platform.executors if not method or one in method]
+        if not fit and not {"native", "torch"} & set(method):  # an executor of a plugin, which no platform lists
+            return method[0], f"quantization {config.quantization} is run by it alone"
+        if not fit:
+            raise LoadError(
+                f"quantization {config.quantization} is run by {' and '.join(method)}, and device {config.device} by "
+                f"{' and '.join(platform.executors)}: change one",
+                field="quantization",
+            )
+        return fit[0], f"device {config.device} is asked for"
     if method and "native" not in method:
         return method[0], f"quantization {config.quantization} is run by it alone"
-    if config.device == "auto" and gpus():
-        return "torch", "torch finds a GPU"
+    made = {name: _platform(name) for name in platforms.names()}
+    for name, one in sorted(made.items(), key=lambda pair: (-pair[1].rank, pair[0])):
+        if name != "cpu" and one.devices():
+            return one.executors[0], f"{name} finds {', '.join(one.devices())}"
     return "native", "no GPU is in use"
 
 
@@ -94,7 +130,7 @@ def _method_executors(config: EngineConfig) -> tuple[str, ...]:
 
 def _native_plan(config: EngineConfig, why: list[str]) -> Plan:
     """The CPU, weights as they are stored unless a dtype is named, and the executor's own attention."""
-    if config.device == "cuda":
+    if config.device not in ("auto", "cpu"):
         raise LoadError("the native executor runs on the cpu: give --device cpu, or --executor torch", field="device")
     why.append("device cpu: the native executor has no other")
     if config.weight_dtype != "auto":
@@ -105,44 +141,8 @@ def _native_plan(config: EngineConfig, why: list[str]) -> Plan:
 
 
 def gpus() -> list[str]:
-    """Names of the GPUs that torch can use; empty without torch or without a driver's device.
-
-    The device file is looked for first: importing torch takes seconds that a machine without a GPU need not spend.
-    """
-    if importlib.util.find_spec("torch") is None or not any(Path(path).exists() for path in DRIVER_FILES):
-        return []
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-
-
-def free_memory() -> int:
-    """Bytes that this process may still take: the kernel's estimate, or less under a cgroup limit."""
-    return min([_meminfo("MemAvailable"), *_cgroup_room()])
-
-
-def total_memory() -> int:
-    """Bytes of the machine."""
-    return _meminfo("MemTotal")
-
-
-def _meminfo(key: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name == key:
-            return int(rest.split()[0]) * 1024
-    raise LoadError(f"/proc/meminfo has no {key}: give max-total-tokens")
-
-
-def _cgroup_room() -> list[int]:
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
-    except (OSError, ValueError):
-        return []
-    return [max(0, int(limit) - used)] if limit.isdigit() else []
+    """Names of the GPUs that torch can use; empty without torch or without a driver's device."""
+    return Cuda().devices()
 
 
 def pool_pages(config: EngineConfig, spec: ModelSpec, context_length: int, plan: Plan) -> int:
@@ -163,10 +163,4 @@ def pool_pages(config: EngineConfig, spec: ModelSpec, context_length: int, plan:
 
 def _room(spec: ModelSpec, plan: Plan) -> float:
     element = WEIGHT_BYTES.get(plan.weight_dtype) or ELEMENT_BYTES.get(plan.dtype, 4)
-    weights = spec.parameters() * element
-    if plan.device == "cpu":
-        return max(0.0, free_memory() - weights) * CPU_SHARE
-    import torch
-
-    free, _ = torch.cuda.mem_get_info(plan.device)
-    return max(0.0, free * CUDA_SHARE - weights)
+    return _platform(plan.platform).room(spec.parameters() * element)
