@@ -29,10 +29,11 @@ def test_scoring_begins_where_the_rows_first_differ_and_never_past_a_row(
 
 @given(ids, st.lists(ids, min_size=2, max_size=4))
 def test_all_choices_are_scored_after_the_same_tokens(prefix: list[int], rows: list[list[int]]) -> None:
-    plan = choosing.plan(prefix, rows)
+    rows = [[0, *row] for row in rows]  # nothing can be said of choices that share no token
+    plan = choosing.plan([0, *prefix], rows)
     assert len({row[: plan.start] for row in plan.rows}) == 1
     assert all(plan.tails)
-    assert plan.start <= len(prefix)
+    assert plan.start <= len(prefix) + 1
 
 
 def test_a_choice_that_recuts_the_prefix_moves_the_beginning_of_all() -> None:
@@ -60,13 +61,27 @@ class Letters:
         server.answers["/v1/tokenize"] = lambda body: {"tokens": [ord(letter) for letter in body["prompt"]]}
         server.answers["/generate"] = self.generate
 
+        server.answers["/v1/score"] = self.score
+
+    def logprob(self, index: int, token: int) -> float | None:
+        return None if index == 0 else self.likely.get(chr(token), -9.0)
+
     def generate(self, body: Any) -> Any:
         start = body["logprob_start_len"]
-        entries = [
-            [None if index == 0 else self.likely.get(chr(token), -9.0), token, None]
-            for index, token in enumerate(body["input_ids"])
+        answers = []
+        for row in body["input_ids"]:
+            entries = [[self.logprob(index, token), token, None] for index, token in enumerate(row)]
+            meta = {"input_token_logprobs": entries[start:], "prompt_tokens": len(row), "cached_tokens": 1}
+            answers.append({"text": "", "meta_info": meta})
+        return web.json_response(answers)
+
+    def score(self, body: Any) -> Any:
+        rows = [[self.likely.get(chr(token), -9.0) for token in choice] for choice in body["choices"]]
+        scores = [
+            {"index": index, "sum": sum(row), "token_logprobs": row, "tokens": choice}
+            for index, (row, choice) in enumerate(zip(rows, body["choices"], strict=True))
         ]
-        return {"text": "", "meta_info": {"input_token_logprobs": entries[start:]}}
+        return {"scores": scores, "usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}
 
 
 @pytest.fixture
@@ -104,13 +119,53 @@ def test_each_method_decides_by_its_own_rule(server: Server, method: str, picked
     assert sum(meta["probabilities"]) == pytest.approx(1.0)
 
 
-def test_the_first_choice_computes_the_prefix_for_the_others(server: Server) -> None:
+def test_all_choices_are_scored_by_one_request(server: Server) -> None:
     Letters(server, {})
-    pick(server, ["a", "b", "c"])
-    asked = [body for _, path, body in server.seen if path == "/generate"]
-    assert asked[0]["input_ids"] == [ord(letter) for letter in "Q:a"]
-    assert {body["logprob_start_len"] for body in asked} == {2}
-    assert all(body["sampling_params"] == {"max_new_tokens": 0} for body in asked)
+    state = pick(server, ["a", "b", "c"])
+    asked = [(path, body) for _, path, body in server.seen if path != "/v1/tokenize"]
+    assert asked == [("/v1/score", {"prompt": [ord("Q"), ord(":")], "choices": [[97], [98], [99]]})]
+    meta = state.get_meta_info("x")
+    assert (meta["prompt_tokens"], meta["cached_tokens"]) == (9, 4)
+
+
+def test_the_gain_over_the_bare_choices_takes_one_request_more(server: Server) -> None:
+    Letters(server, {"a": -1.0, "b": -0.5})
+    pick(server, ["ab", "b"], "unconditional_likelihood_normalized")
+    asked = [(path, body.get("input_ids")) for _, path, body in server.seen if path != "/v1/tokenize"]
+    assert asked == [("/v1/score", None), ("/generate", [[97, 98], [98]])]
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_server_that_cannot_score_is_asked_for_prompt_logprobs(server: Server, status: int) -> None:
+    Letters(server, {"a": -1.2, "b": -1.0})
+    server.answers["/v1/score"] = lambda body: web.json_response({"error": "no"}, status=status)
+    state = pick(server, ["a", "b"])
+    assert state["x"] == "b"
+    assert state.get_meta_info("x")["cached_tokens"] == 2
+
+
+def test_scores_of_other_tokens_are_an_error(server: Server) -> None:
+    Letters(server, {})
+    server.answers["/v1/score"] = lambda body: {"scores": [{"tokens": [1], "token_logprobs": [-1.0], "sum": -1.0}] * 2}
+    with pytest.raises(bl.ProgramError, match="not those of the choices"):
+        pick(server, ["a", "b"])
+
+
+def test_a_busy_server_is_asked_for_scores_again(server: Server) -> None:
+    letters = Letters(server, {"b": -0.1})
+    busy = [True]
+
+    def once(body: Any) -> Any:
+        return web.Response(status=503, headers={"retry-after": "0"}) if busy and busy.pop() else letters.score(body)
+
+    server.answers["/v1/score"] = once
+    assert pick(server, ["a", "b"])["x"] == "b"
+
+
+def test_choices_with_nothing_before_them_are_an_error_and_no_silent_tie(server: Server) -> None:
+    Letters(server, {"a": -1.0, "b": -0.5})
+    with pytest.raises(bl.ProgramError, match="append text first"):
+        pick(server, ["a", "b"], prefix="")
 
 
 def test_a_text_without_a_prefix_can_be_chosen(server: Server) -> None:
@@ -120,8 +175,8 @@ def test_a_text_without_a_prefix_can_be_chosen(server: Server) -> None:
 
 def test_a_refused_score_fails_the_select_with_the_servers_words(server: Server) -> None:
     Letters(server, {})
-    refusal = {"error": {"message": "`logprob_start_len` is past the prompt"}}
-    server.answers["/generate"] = lambda body: web.json_response(refusal, status=400)
+    refusal = {"error": {"message": "`prompt` is past the prompt"}}
+    server.answers["/v1/score"] = lambda body: web.json_response(refusal, status=400)
     with pytest.raises(bl.ProgramError, match="past the prompt"):
         pick(server, ["a", "b"])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from branchline import lang as bl
-from branchline.lang.backends.base import CHATML, PLAIN, GenCall, Prompt, SelectCall
+from branchline.lang.backends.base import CHATML, PLAIN, GenCall, Prompt, Scores, SelectCall
 from branchline.lang.errors import Place
 from branchline.lang.ir import Sampling, Seq, Text, flatten
 
@@ -155,7 +155,7 @@ def test_a_role_that_the_template_lacks_is_an_error() -> None:
 def test_a_backend_that_scores_too_few_choices_is_at_fault() -> None:
     class Short(bl.Mock):
         async def score(self, call: SelectCall) -> Any:
-            return (await super().score(call))[:1]
+            return Scores((await super().score(call)).choices[:1])
 
     with pytest.raises(bl.ProgramError, match="scored 1 of 2 choices"):
         ask.run(block=bl.select("a", ["x", "y"]), backend=Short())

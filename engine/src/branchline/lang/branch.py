@@ -314,7 +314,7 @@ class Branch:
     async def _begin_role(self, role: str) -> None:
         if self.role is not None:
             raise ArgumentError(f"{role} begins inside {self.role.role}: close the open role first")
-        markup = await self.run.markup()
+        markup = await calls.bounded(self, self.run.markup)
         if not self.messages and role != "system":
             self.write(markup.default_system)
         if role not in markup.begin:
@@ -328,7 +328,7 @@ class Branch:
         content = self.text[self.role.start :]
         self.messages.append(Message(role, content, tuple(self.role.images)))
         self.role = None
-        self.write((await self.run.markup()).end[role])
+        self.write((await calls.bounded(self, self.run.markup)).end[role])
 
     def _end_scope(self, name: str, item: Item) -> None:
         if not self.scopes or self.scopes[-1][0] != name:
@@ -395,7 +395,9 @@ class Group:
         """Holds the prefix if there is one and somebody to share it, then lets the branches go."""
         parent, run = self.parent, self.parent.run
         if self.hold and len(self.branches) > 1 and parent.text and not self.over:
-            self.lease = await run.backend.plant(parent.prompt(), LEASE_TTL_MS, parent.context())
+            self.lease = await calls.bounded(
+                parent, lambda: run.backend.plant(parent.prompt(), LEASE_TTL_MS, parent.context())
+            )
             if self.lease is not None and self.lease.ttl_ms:
                 self._renewal = asyncio.get_running_loop().create_task(self._renew(self.lease))
         for branch in self.branches:

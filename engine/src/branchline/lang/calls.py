@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from branchline.lang import reasoning, scoring, typed
 from branchline.lang.backends.base import GenCall, Piece, SelectCall
@@ -19,6 +19,7 @@ from branchline.lang.values import Event, Variable
 if TYPE_CHECKING:
     from branchline.lang.branch import Branch
 
+T = TypeVar("T")
 RETRIES = 2
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
@@ -77,31 +78,62 @@ async def _answer(branch: Branch, call: GenCall, count: int, show: Callable[[Pie
             show(Piece(text, index))
         return stored
     answer = Answer([""] * count, [{} for _ in range(count)])
+    begun = False
+
+    async def once() -> None:
+        nonlocal begun
+        async with aclosing(run.backend.generate(call)) as pieces:
+            async for piece in pieces:
+                begun = begun or bool(piece.text)
+                if piece.index >= count:
+                    raise BackendError(f"{run.backend.name} sent sequence {piece.index} of {count}")
+                answer.texts[piece.index] += piece.text
+                if piece.meta is not None:
+                    answer.metas[piece.index] = piece.meta
+                show(piece)
+
     retries = RETRIES if call.gen.retries is None else call.gen.retries
-    for attempt in range(retries + 1):
-        begun = False
-        try:
-            async with (
-                asyncio.timeout(_limit(branch, call.gen.timeout_s)),
-                aclosing(run.backend.generate(call)) as pieces,
-            ):
-                async for piece in pieces:
-                    begun = begun or bool(piece.text)
-                    if piece.index >= count:
-                        raise BackendError(f"{run.backend.name} sent sequence {piece.index} of {count}")
-                    answer.texts[piece.index] += piece.text
-                    if piece.meta is not None:
-                        answer.metas[piece.index] = piece.meta
-                    show(piece)
-            break
-        except TimeoutError:
-            raise DeadlineError(_late(branch, call.gen.timeout_s)) from None
-        except BackendError as error:
-            if begun or attempt == retries or error.status not in RETRYABLE:
-                raise
-            await _pause(branch, attempt, error.retry_after_s)
+    await bounded(branch, once, timeout_s=call.gen.timeout_s, retries=retries, may_retry=lambda: not begun)
     run.log(call, answer)
     return answer
+
+
+async def bounded(
+    branch: Branch,
+    attempt: Callable[[], Awaitable[T]],
+    *,
+    timeout_s: float | None = None,
+    retries: int = RETRIES,
+    may_retry: Callable[[], bool] = lambda: True,
+) -> T:
+    """An attempt within the block's and the program's limits, made again after refusals that may pass.
+
+    Raises:
+        DeadlineError: a limit was reached; its cause is the last refusal, if there was one.
+    """
+    last: BackendError | None = None
+    limit = _limit(branch, timeout_s)
+    scope = asyncio.timeout(limit)
+    try:
+        async with scope:
+            for number in range(retries + 1):
+                if last is not None:
+                    await _pause(number - 1, last, scope)
+                try:
+                    return await attempt()
+                except BackendError as error:
+                    if not may_retry() or number == retries or error.status not in RETRYABLE:
+                        raise
+                    last = error
+    except TimeoutError as error:
+        if isinstance(error, _NoTimeLeft) or scope.expired():
+            raise DeadlineError(_late(branch, timeout_s if limit == timeout_s else None, last)) from last
+        raise
+    raise AssertionError("every attempt returns or raises")
+
+
+class _NoTimeLeft(TimeoutError):
+    """The next attempt would begin past the limit."""
 
 
 def _limit(branch: Branch, timeout_s: float | None) -> float | None:
@@ -112,18 +144,19 @@ def _limit(branch: Branch, timeout_s: float | None) -> float | None:
     return max(min(limits), 0.0) if limits else None
 
 
-def _late(branch: Branch, timeout_s: float | None) -> str:
-    limit = _limit(branch, None)
-    if limit is not None and limit <= 0:
-        return f"the program's deadline of {branch.run.timeout_s:g} s has passed"
-    return f"no complete answer within timeout_s={timeout_s:g}: raise it, or lower max_tokens"
+def _late(branch: Branch, timeout_s: float | None, last: BackendError | None) -> str:
+    after = f"; the last answer was: {last}" if last is not None else ""
+    if timeout_s is None:
+        return f"the program's deadline of {branch.run.timeout_s:g} s has passed{after}"
+    return f"no complete answer within timeout_s={timeout_s:g}: raise it, or lower max_tokens{after}"
 
 
-async def _pause(branch: Branch, attempt: int, wanted_s: float | None) -> None:
-    pause = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S) if wanted_s is None else min(wanted_s, LONGEST_PAUSE_S)
-    left = _limit(branch, None)
-    if left is not None and left <= pause:
-        raise DeadlineError(_late(branch, None))
+async def _pause(number: int, refusal: BackendError, scope: asyncio.Timeout) -> None:
+    wanted = FIRST_PAUSE_S * 2**number if refusal.retry_after_s is None else refusal.retry_after_s
+    pause = min(wanted, LONGEST_PAUSE_S)
+    end = scope.when()
+    if end is not None and end - asyncio.get_running_loop().time() <= pause:
+        raise _NoTimeLeft
     await asyncio.sleep(pause * random.uniform(1.0, 1.1))
 
 
@@ -134,20 +167,18 @@ async def choose(branch: Branch, select: Select, variable: Variable) -> None:
     prompt = branch.prompt()
     started = time.monotonic()
     if len(select.choices) == 1:
-        picked, meta = 0, {"probabilities": [1.0]}
+        picked, meta = 0, dict[str, Any](probabilities=[1.0])
     else:
         call = SelectCall(prompt, select, branch.context())
         scores = run.replayed_scores(call)
         if scores is None:
-            try:
-                async with asyncio.timeout(_limit(branch, select.timeout_s)):
-                    scores = await run.backend.score(call)
-            except TimeoutError:
-                raise DeadlineError(_late(branch, select.timeout_s)) from None
-            if len(scores) != len(select.choices):
-                raise BackendError(f"{run.backend.name} scored {len(scores)} of {len(select.choices)} choices")
+            scores = await bounded(branch, lambda: run.backend.score(call), timeout_s=select.timeout_s)
+            found, wanted = len(scores.choices), len(select.choices)
+            if found != wanted:
+                raise BackendError(f"{run.backend.name} scored {found} of {wanted} choices")
             run.log_scores(call, scores)
-        picked, meta = scoring.pick(select, scores)
+        picked, how = scoring.pick(select, scores.choices)
+        meta = {**scores.meta, **how}
     choice = select.choices[picked]
     run.record(branch, "select", select.name, prompt.text, [choice], [meta], time.monotonic() - started)
     branch.write(choice)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from branchline.lang.backends.base import ChoiceScore, GenCall, SelectCall
+from branchline.lang.backends.base import ChoiceScore, GenCall, Scores, SelectCall
 from branchline.lang.errors import LangError
 
 
@@ -98,20 +98,24 @@ class Log:
         if not self.replay:
             self._add(call, {"texts": list(texts), "metas": list(metas)})
 
-    def scores(self, call: SelectCall) -> list[ChoiceScore] | None:
+    def scores(self, call: SelectCall) -> Scores | None:
         """The logged scores of a selection, when replaying."""
         entry = self._take(call)
         if entry is None:
             return None
-        return [
-            ChoiceScore(tuple(item[0]), None if item[1] is None else tuple(item[1]), item[2])
-            for item in entry.answer["scores"]
-        ]
+        return Scores(
+            [
+                ChoiceScore(tuple(item[0]), None if item[1] is None else tuple(item[1]), item[2])
+                for item in entry.answer["scores"]
+            ],
+            entry.answer.get("meta", {}),
+        )
 
-    def keep_scores(self, call: SelectCall, scores: Sequence[ChoiceScore]) -> None:
+    def keep_scores(self, call: SelectCall, scores: Scores) -> None:
         """Records scores."""
         if not self.replay:
-            self._add(call, {"scores": [[item.token_logprobs, item.unconditional, item.total] for item in scores]})
+            rows = [[item.token_logprobs, item.unconditional, item.total] for item in scores.choices]
+            self._add(call, {"scores": rows, "meta": dict(scores.meta)})
 
 
 def diff(one: Log, other: Log) -> list[str]:

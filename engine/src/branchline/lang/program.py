@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 from branchline.lang import hosts
-from branchline.lang.backends.base import Backend, ChoiceScore, GenCall, Markup, SelectCall
+from branchline.lang.backends.base import Backend, GenCall, Markup, Scores, SelectCall
 from branchline.lang.branch import Branch, Group
 from branchline.lang.calls import Answer
 from branchline.lang.errors import ArgumentError, CancelledError, LangError
@@ -155,11 +155,11 @@ class Run:
         if self._log:
             self._log.keep(call, answer.texts, answer.metas)
 
-    def replayed_scores(self, call: SelectCall) -> Sequence[ChoiceScore] | None:
+    def replayed_scores(self, call: SelectCall) -> Scores | None:
         """The logged scores, when the run replays them."""
         return self._log.scores(call) if self._log else None
 
-    def log_scores(self, call: SelectCall, scores: Sequence[ChoiceScore]) -> None:
+    def log_scores(self, call: SelectCall, scores: Scores) -> None:
         """Writes scores to the log."""
         if self._log:
             self._log.keep_scores(call, scores)

@@ -6,7 +6,7 @@ A backend refuses what it cannot do by `check`, before anything is sent. It owns
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -87,6 +87,14 @@ class ChoiceScore:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """One score a choice, in order, and what the scoring took (`prompt_tokens`, `cached_tokens`)."""
+
+    choices: Sequence[ChoiceScore]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """A held prefix. `tokens` is how much of it is held."""
 
@@ -163,7 +171,7 @@ class Backend(abc.ABC):
             BackendError: the backend refused or failed; never a silent end.
         """
 
-    async def score(self, call: SelectCall) -> Sequence[ChoiceScore]:
+    async def score(self, call: SelectCall) -> Scores:
         """Scores of every choice, in order."""
         raise UnsupportedError(f"select is not possible on {self.name}")
 

@@ -18,6 +18,7 @@ from branchline.lang.backends.base import (
     Markup,
     Piece,
     Prompt,
+    Scores,
     SelectCall,
 )
 from branchline.lang.errors import BackendError
@@ -125,7 +126,7 @@ class Mock(Backend):
             if not whole:
                 self.aborted.append(call)
 
-    async def score(self, call: SelectCall) -> Sequence[ChoiceScore]:
+    async def score(self, call: SelectCall) -> Scores:
         """Scores as given."""
         self.selects.append(call)
         self.meter.selects += 1
@@ -140,7 +141,7 @@ class Mock(Backend):
         for choice in call.select.choices:
             item = given[choice]
             out.append(item if isinstance(item, ChoiceScore) else ChoiceScore(tuple(item), tuple(0.0 for _ in item)))
-        return out
+        return Scores(out)
 
     async def plant(self, prompt: Prompt, ttl_ms: int, context: Context) -> Lease | None:
         """Holds the text."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from branchline.lang.backends.base import ChoiceScore, GenCall, Message, Piece, SelectCall
+from branchline.lang.backends.base import ChoiceScore, GenCall, Message, Piece, Scores, SelectCall
 from branchline.lang.backends.conversation import Vendor, history, most, needed, picture
 from branchline.lang.errors import BackendError
 from branchline.lang.ir import SELECT_METHODS, Gen, Sampling, Select
@@ -130,10 +130,10 @@ class OpenAI(Vendor[Any]):
             body["response_format"] = strict(call.gen.json_schema)
         return body
 
-    async def score(self, call: SelectCall) -> Sequence[ChoiceScore]:
+    async def score(self, call: SelectCall) -> Scores:
         """Prompt logprobs of the choices' own tokens, by `echo`; all choices at once."""
         rows = await asyncio.gather(*(self._echo(call.prompt.text, choice) for choice in call.select.choices))
-        return [ChoiceScore(row) for row in rows]
+        return Scores([ChoiceScore(row) for row in rows])
 
     async def _echo(self, prefix: str, choice: str) -> tuple[float, ...]:
         create = self._clients.here().completions.create

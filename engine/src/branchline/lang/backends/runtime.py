@@ -1,4 +1,4 @@
-"""Our own server over HTTP: `/generate`, `/v1/leases`, `/v1/tokenize`. One connection pool an event loop."""
+"""Our own server over HTTP: `/generate`, `/v1/score`, `/v1/leases`, `/v1/tokenize`. A connection pool an event loop."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from branchline.lang.backends.base import (
     Markup,
     Piece,
     Prompt,
+    Scores,
     SelectCall,
 )
 from branchline.lang.backends.http import Sessions
@@ -45,6 +46,7 @@ PARAMS = {
 }
 TOP = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
 SENTINEL = "\u2042"
+NOT_OFFERED = frozenset({404, 405, 501})  # a server in front of workers that score otherwise
 
 
 class Runtime(Backend):
@@ -114,30 +116,48 @@ class Runtime(Backend):
             body["lease"] = {"id": context.lease}
         return body
 
-    async def score(self, call: SelectCall) -> Sequence[ChoiceScore]:
-        """Prompt logprobs of prefix and choice, all choices at once, after the prefix was computed by the first."""
+    async def score(self, call: SelectCall) -> Scores:
+        """`POST /v1/score`: all choices in one request, over a prefix that is computed once."""
         text, choices = call.prompt.text, call.select.choices
         prefix, *rows = await asyncio.gather(*(self._ids(item) for item in (text, *(text + one for one in choices))))
         plan = choosing.plan(prefix, rows)
-        first = await self._logprobs(plan.rows[0], plan.start, call.context)
-        others = (self._logprobs(row, plan.start, call.context) for row in plan.rows[1:])
-        conditional = [first, *await asyncio.gather(*others)]
-        alone = None
-        if call.select.method == "unconditional_likelihood_normalized":
-            bare = Context(call.context.program, call.context.branch)
-            alone = await asyncio.gather(*(self._logprobs(tail, 0, bare) for tail in plan.tails))
-        return choosing.scores(conditional, alone)
+        found = await self._scored(plan, call.context)
+        if call.select.method != "unconditional_likelihood_normalized":
+            return found
+        bare = Context(call.context.program, call.context.branch)
+        alone, _ = await self._logprobs(plan.tails, 0, bare)
+        return Scores(choosing.without_prefix(found.choices, alone), found.meta)
+
+    async def _scored(self, plan: choosing.Plan, context: Context) -> Scores:
+        if plan.start > 0:
+            body = {"prompt": list(plan.rows[0][: plan.start]), "choices": [list(tail) for tail in plan.tails]}
+            try:
+                answer = await self._post("/v1/score", self._with_lease(body, context), context)
+            except BackendError as error:
+                if error.status not in NOT_OFFERED:
+                    raise
+            else:
+                return Scores(choosing.scored(answer, plan.tails), choosing.usage(answer))
+        rows, meta = await self._logprobs(plan.rows, plan.start, context)
+        return Scores([ChoiceScore(row) for row in rows], meta)
 
     async def _ids(self, text: str) -> list[int]:
         body = {"prompt": text} if self.model is None else {"prompt": text, "model": self.model}
         ids: list[int] = (await self._post("/v1/tokenize", body, None))["tokens"]
         return ids
 
-    async def _logprobs(self, ids: Sequence[int], start: int, context: Context) -> tuple[float, ...]:
-        body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": {"max_new_tokens": 0}}
+    async def _logprobs(
+        self, rows: Sequence[Sequence[int]], start: int, context: Context
+    ) -> tuple[list[tuple[float, ...]], dict[str, Any]]:
+        """Prompt logprobs of several texts from `start` on, as one batch: for what `/v1/score` does not take."""
+        body: dict[str, Any] = {"input_ids": [list(row) for row in rows], "sampling_params": {"max_new_tokens": 0}}
         body |= {"return_logprob": True, "logprob_start_len": start}
-        answer = await self._post("/generate", self._with_lease(body, context), context)
-        return choosing.logprobs(answer["meta_info"], ids[start:])
+        answers = await self._post("/generate", self._with_lease(body, context), context)
+        metas = [answer["meta_info"] for answer in answers]
+        if len(metas) != len(rows):
+            raise BackendError(f"{self.name} answered {len(metas)} of {len(rows)} texts")
+        found = [choosing.logprobs(meta, row[start:]) for meta, row in zip(metas, rows, strict=True)]
+        return found, {name: sum(meta.get(name) or 0 for meta in metas) for name in ("prompt_tokens", "cached_tokens")}
 
     async def flush_cache(self) -> None:
         """`POST /flush_cache`."""
