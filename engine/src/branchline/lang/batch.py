@@ -92,7 +92,8 @@ def _collect(work: _Work, close: Callable[[], None], on_error: str) -> Iterator[
 
 def _start_plain(work: _Work) -> Callable[[], None]:
     """Runs items as greenlets. The function it returns ends what still runs, and the threads."""
-    from branchline.lang.program import MOST_HOSTS, Run
+    from branchline.lang.program import MOST_HOSTS
+    from branchline.lang.run import Run
 
     pool = hosts.Pool(max(1, min(MOST_HOSTS, work.limit, len(work.items))))
     waiting = iter(enumerate(work.items))

@@ -26,6 +26,7 @@ from branchline.lang.ir import (
     VarBegin,
     VarEnd,
     check_regex,
+    check_seconds,
     flatten,
     schema_text,
     texts,
@@ -132,7 +133,8 @@ def gen(
     """
     constraint = _one_of(dtype=dtype, choices=choices, regex=regex, json_schema=json_schema, ebnf=ebnf, type=type)
     _check_ranges(max_tokens=max_tokens, min_tokens=min_tokens, n=n, retries=retries)
-    _check_numbers(temperature=temperature, top_p=top_p, min_p=min_p, timeout_s=timeout_s)
+    _check_numbers(temperature=temperature, top_p=top_p, min_p=min_p)
+    check_seconds("timeout_s", timeout_s)
     if constraint == "choices":
         assert choices is not None
         return select(name, choices, temperature or 0.0, choices_method, seed=seed, timeout_s=timeout_s)
@@ -217,6 +219,7 @@ def select(
     if callable(method) or method not in SELECT_METHODS:
         raise ArgumentError(f"choices_method is {choices_method!r}: give one of {', '.join(SELECT_METHODS)}")
     _check_number("temperature", temperature)
+    check_seconds("timeout_s", timeout_s)
     if temperature < 0:
         raise ArgumentError(f"temperature is {temperature!r}: give 0 or more")
     return Select(name, options, method, float(temperature), seed, timeout_s)

@@ -1,7 +1,7 @@
 """One branch of a program: a queue of blocks and the text, messages and variables they make.
 
-Runs on the event loop, one block at a time; a branch without work has no task and no thread. Owns the order of blocks,
-failure and forking; calls go through `calls`.
+Runs on the event loop, one block at a time; a branch without work has no task and no thread. Owns the order of blocks
+and failure; calls go through `calls`, forks are `group`'s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from branchline.lang import calls
 from branchline.lang.backends.base import Context, Lease, Message, Prompt
-from branchline.lang.errors import ArgumentError, CancelledError, JoinError, Place, ProgramError, UnknownVariable
+from branchline.lang.errors import ArgumentError, CancelledError, Place, ProgramError, UnknownVariable
 from branchline.lang.ir import (
     Expr,
     Gen,
@@ -32,13 +32,13 @@ from branchline.lang.ir import (
     VarBegin,
     VarEnd,
 )
-from branchline.lang.values import MISSING, Event, Variable, ready
+from branchline.lang.values import Event, Variable, ready
 
 if TYPE_CHECKING:
-    from branchline.lang.program import Run
+    from branchline.lang.group import Group
+    from branchline.lang.run import Run
 
 _HERE = str(Path(__file__).parent)
-LEASE_TTL_MS = 60_000
 
 
 def place() -> Place | None:
@@ -63,6 +63,7 @@ class Item:
     variable: Variable | None = None
     reasoning: Variable | None = None
     model_type: str | None = None
+    skipped: Callable[[ProgramError], None] | None = None  # told if the item does not run, or fails
 
 
 @dataclass(slots=True)
@@ -190,8 +191,12 @@ class Branch:
 
     def assign(self, name: str, value: Any) -> None:
         """Sets a variable from the program."""
-        self.vars[name] = ready(name, value, place())
-        self.own.add(name)
+        with self._lock:
+            self.vars[name] = ready(name, value, place())
+            self.own.add(name)
+            waiting = self._awaited.pop(name, [])
+        for future in waiting:
+            future.set_result(None)
 
     def idle(self) -> Future[None]:
         """Done when everything queued so far has run or failed."""
@@ -266,6 +271,16 @@ class Branch:
         for variable in (item.variable, item.reasoning):
             if variable is not None:
                 variable.fail(error)
+        if item.skipped is not None:
+            item.skipped(error)
+
+    def never_begun(self, error: ProgramError) -> None:
+        """The parent failed before the fork, or at it: all that is queued here fails the same way. On the loop."""
+        self.error = self.error or error
+        for variable in self.written:
+            variable.fail(error)
+        self.stream.fail(error)
+        self.open()
 
     def cancel(self, reason: CancelledError) -> None:
         """Stops what runs here (its call is aborted on the server) and skips what waits. On the loop."""
@@ -372,113 +387,3 @@ class Branch:
         self.lease = parent.lease
         if parent.role is not None:
             self.role = OpenRole(parent.role.role, parent.role.start, list(parent.role.images))
-
-
-class Group:
-    """The branches of one fork: a prefix held for them, a failure that ends the others, a join."""
-
-    def __init__(self, parent: Branch, size: int, *, collect: bool, hold: bool) -> None:
-        self.parent = parent
-        self.collect = collect
-        self.hold = hold
-        self.lease: Lease | None = None
-        self.branches = [Branch(parent.run, parent, index) for index in range(size)]
-        self.failed: tuple[int, ProgramError] | None = None
-        self.over = False
-        self._renewal: asyncio.Task[None] | None = None
-        for branch in self.branches:
-            branch.group = self
-            branch.fork_width = size
-        parent.run.groups.append(self)
-
-    async def begin(self) -> None:
-        """Holds the prefix if there is one and somebody to share it, then lets the branches go."""
-        parent, run = self.parent, self.parent.run
-        if self.hold and len(self.branches) > 1 and parent.text and not self.over:
-            self.lease = await calls.bounded(
-                parent, lambda: run.backend.plant(parent.prompt(), LEASE_TTL_MS, parent.context())
-            )
-            if self.lease is not None and self.lease.ttl_ms:
-                self._renewal = asyncio.get_running_loop().create_task(self._renew(self.lease))
-        for branch in self.branches:
-            branch.take_over(parent)
-            branch.lease = self.lease or parent.lease
-            branch.open()
-
-    async def _renew(self, lease: Lease) -> None:
-        while True:
-            await asyncio.sleep(lease.ttl_ms / 3000)
-            try:
-                await self.parent.run.backend.renew(lease, lease.ttl_ms)
-            except Exception:  # a lost lease costs time, not the program: branches are served all the same
-                return
-
-    def child_failed(self, branch: Branch, error: ProgramError) -> None:
-        """The first failure cancels the siblings, unless they were asked to go on."""
-        if self.collect or self.failed is not None:
-            return
-        self.failed = (branch.path[-1], error)
-        for other in self.branches:
-            if other is not branch:
-                other.cancel(CancelledError(f"branch {branch.path[-1]} failed: {error.cause}"))
-
-    def stop(self, reason: CancelledError) -> None:
-        """Cancels every branch. On the loop."""
-        for branch in self.branches:
-            branch.cancel(reason)
-        self.end()
-
-    def end(self) -> None:
-        """Lets go of the prefix. On the loop; idempotent."""
-        if self.over:
-            return
-        self.over = True
-        if self._renewal is not None:
-            self._renewal.cancel()
-        if self.lease is not None:
-            self.parent.run.background(self.parent.run.backend.release(self.lease))
-
-    # ---- join ------------------------------------------------------------------------------------
-
-    def declare(self, where: Place | None) -> dict[str, Variable]:
-        """Variables of the parent that the join will fill: one list each, by index.
-
-        Raises:
-            JoinError: the parent has a variable of that name itself.
-        """
-        names = sorted({name for branch in self.branches for name in branch.own})
-        clash = [name for name in names if name in self.parent.vars]
-        if clash:
-            raise JoinError(
-                f"variable {clash[0]!r} exists in the parent and in a branch: name one of them otherwise before joining"
-            )
-        return {name: self.parent._declare(name, where) for name in names}
-
-    async def finish(self, variables: dict[str, Variable], append: bool) -> None:
-        """Waits for all branches, then fills the parent's variables, and appends the branches' text if asked."""
-        try:
-            for branch in self.branches:
-                await asyncio.wrap_future(branch.idle())
-        finally:
-            self.end()
-        if self.failed is not None and not self.collect:
-            error = self.failed[1]
-            for variable in variables.values():
-                variable.fail(error)
-            raise error
-        for name, variable in variables.items():
-            variable.finish([_value(branch, name, self.collect) for branch in self.branches])
-        if append:
-            start = len(self.parent.text)
-            for branch in self.branches:
-                self.parent.write(branch.text[start:])
-
-
-def _value(branch: Branch, name: str, collect: bool) -> Any:
-    if name not in branch.own:
-        return MISSING
-    done = branch.vars[name].done
-    error = done.exception()
-    if error is not None and collect:
-        return error
-    return done.result()

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
+from typing import Any
 
 
 class LangError(Exception):
-    """Base of everything this language raises by itself."""
+    """Base of everything this language raises by itself. Crosses processes with its attributes and its cause."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args, dict(self.__dict__), _portable(self.__cause__))
+
+
+def _restore(
+    kind: type[LangError], args: tuple[Any, ...], attributes: dict[str, Any], cause: BaseException | None
+) -> LangError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    error.__cause__ = cause
+    return error
+
+
+def _portable(cause: BaseException | None) -> BaseException | None:
+    """The cause, or its words where it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(cause))
+    except Exception:  # whatever a foreign exception does when it is copied
+        return LangError(f"{type(cause).__name__}: {cause}")
+    return cause
 
 
 class ArgumentError(LangError, ValueError):

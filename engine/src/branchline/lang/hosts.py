@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol, TypeVar
 
 import greenlet
@@ -153,6 +154,51 @@ def wait(future: Future[T]) -> T:
     raise WouldBlock(
         "this read would block the event loop: in an async program write `await s.get(name)` (or s.text_async)"
     )
+
+
+async def awaited(future: Future[T]) -> T:
+    """The future's value, on any event loop. Giving up the wait leaves the future as it is."""
+    if not future.done():
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        def tell(_: Future[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the wait with it
+                loop.call_soon_threadsafe(wake)
+
+        future.add_done_callback(tell)
+        await waiter
+    return future.result()
+
+
+def either(one: Future[Any], other: Future[Any]) -> Future[None]:
+    """Done as soon as one of them is."""
+    future: Future[None] = Future()
+
+    def tell(_: Future[Any]) -> None:
+        with contextlib.suppress(InvalidStateError):
+            future.set_result(None)
+
+    one.add_done_callback(tell)
+    other.add_done_callback(tell)
+    return future
+
+
+def refuse_running_loop(remedy: str) -> None:
+    """For what waits by blocking its thread.
+
+    Raises:
+        WouldBlock: an event loop runs on this thread, as in an async function or a notebook.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise WouldBlock(f"this would block the event loop that runs here: {remedy}")
 
 
 class Pool:

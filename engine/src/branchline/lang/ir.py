@@ -198,6 +198,12 @@ def schema_text(schema: str | Mapping[str, Any] | type) -> tuple[str, Any]:
     raise ArgumentError(f"json_schema is {schema!r:.60}: give JSON text, a dict or a pydantic model")
 
 
+def check_seconds(name: str, value: float | None) -> None:
+    """A typed error for what is no span of time."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+        raise ArgumentError(f"{name} is {value!r}: give seconds, 0 or more")
+
+
 def check_regex(name: str, value: str | None) -> None:
     """A typed error for what Python's own compiler refuses."""
     if value is None:

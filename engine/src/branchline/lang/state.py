@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from branchline.lang import hosts
@@ -17,8 +17,9 @@ from branchline.lang.blocks import (
     user_begin,
     user_end,
 )
-from branchline.lang.branch import Branch, Group, Item, place
+from branchline.lang.branch import Branch, Item, place
 from branchline.lang.errors import ArgumentError, CancelledError, ProgramError, UnknownVariable
+from branchline.lang.group import Group
 from branchline.lang.ir import Appendable, VarBegin, VarEnd, flatten
 from branchline.lang.values import Event, Variable
 
@@ -122,10 +123,10 @@ class State:
     async def get(self, name: str) -> Any:
         """The value, without blocking the event loop."""
         if self.outside:
-            await asyncio.wrap_future(self.branch.assigned(name))
+            await hosts.awaited(self.branch.assigned(name))
         variable = self._variable(name)
         try:
-            return await asyncio.wrap_future(variable.done)
+            return await hosts.awaited(variable.done)
         except ProgramError as error:
             raise self._surface(error) from error.__cause__
 
@@ -143,7 +144,7 @@ class State:
     async def async_sync(self) -> None:
         """`sync` without blocking the event loop."""
         for future in self._pending():
-            await asyncio.wrap_future(future)
+            await hosts.awaited(future)
         self._raise_failed()
 
     def _pending(self) -> Iterator[Future[None]]:
@@ -188,40 +189,55 @@ class State:
 
     # ---- streams -------------------------------------------------------------------------------
 
-    def _stream(self, name: str | None) -> Variable:
-        return self.branch.stream if name is None else self.branch.variable(name)
+    def _stream(self, name: str | None) -> tuple[Variable, Future[None] | None]:
+        """The stream, and what else ends it: inside a program its own text ends with what was appended so far."""
+        if name is not None:
+            return self.branch.variable(name), None
+        return self.branch.stream, None if self.outside else self.branch.idle()
+
+    @staticmethod
+    def _more(stream: Variable, seen: int, end: Future[None] | None) -> Future[None]:
+        more = stream.more(seen)
+        return more if end is None else hosts.either(more, end)
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
-        """Pieces of a variable, or of the whole text until the program ends; raises where the stream broke."""
+        """Pieces of a variable, or of the whole text; raises where the stream broke.
+
+        The whole text ends with the program, or inside the program with what was appended so far.
+        """
         if name is not None:
             hosts.wait(self.branch.assigned(name))
-        stream, seen = self._stream(name), 0
+        stream, end = self._stream(name)
+        seen = 0
         while True:
-            hosts.wait(stream.more(seen))
+            hosts.wait(self._more(stream, seen, end))
+            over = stream.done.done() or (end is not None and end.done())
             fresh = stream.pieces[seen:]
             seen += len(fresh)
             yield from fresh
-            if not fresh and stream.done.done():
+            if over and not fresh:
                 self._raise_broken(stream)
                 return
 
     async def text_async_iter(self, name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for async programs; with `return_meta_data` pairs of piece and meta."""
         if name is not None:
-            await asyncio.wrap_future(self.branch.assigned(name))
-        stream, seen = self._stream(name), 0
+            await hosts.awaited(self.branch.assigned(name))
+        stream, end = self._stream(name)
+        seen = 0
         while True:
-            await asyncio.wrap_future(stream.more(seen))
+            await hosts.awaited(self._more(stream, seen, end))
+            over = stream.done.done() or (end is not None and end.done())
             fresh = stream.pieces[seen:]
             seen += len(fresh)
             for piece in fresh:
                 yield (piece, dict(stream.meta)) if return_meta_data else piece
-            if not fresh and stream.done.done():
+            if over and not fresh:
                 self._raise_broken(stream)
                 return
 
     def _raise_broken(self, stream: Variable) -> None:
-        error = stream.done.exception()
+        error = stream.done.exception() if stream.done.done() else None
         if error is not None:
             raise self._surface(error)
 
@@ -231,12 +247,16 @@ class State:
         loop = asyncio.get_running_loop()
 
         def hear(event: Event | None) -> None:
-            loop.call_soon_threadsafe(pending.put_nowait, event)
+            with suppress(RuntimeError):  # the listener's loop has ended: nobody listens
+                loop.call_soon_threadsafe(pending.put_nowait, event)
 
         self.branch.run.listen(hear)
         self.branch.run.root.stream.done.add_done_callback(lambda _: hear(None))
-        while (event := await pending.get()) is not None:
-            yield event
+        try:
+            while (event := await pending.get()) is not None:
+                yield event
+        finally:
+            self.branch.run.unlisten(hear)
 
     # ---- branching -----------------------------------------------------------------------------
 
@@ -260,7 +280,7 @@ class State:
             raise ArgumentError(f"on_error is {on_error!r}: give cancel or collect")
         self.branch.run.check_open()
         group = Group(self.branch, size, collect=on_error == "collect", hold=hold)
-        self.branch.put(Item(group.begin, place()))
+        self.branch.put(Item(group.begin, place(), skipped=group.never_begun))
         return Forks(self, group)
 
     @contextmanager
@@ -319,7 +339,12 @@ class Forks:
         variables = self.group.declare(where)
         self._joined = True
         append = mode == "concate_and_append"
-        self.parent.branch.put(Item(lambda: self.group.finish(variables, append), where))
+
+        def skipped(error: ProgramError) -> None:
+            for variable in variables.values():
+                variable.fail(error)
+
+        self.parent.branch.put(Item(lambda: self.group.finish(variables, append), where, skipped=skipped))
 
     def close(self) -> None:
         """Cancels what still runs and lets go of the prefix; nothing if joined."""

@@ -22,6 +22,9 @@ class Missing:
     def __bool__(self) -> bool:
         return False
 
+    def __reduce__(self) -> str:
+        return "MISSING"
+
 
 MISSING = Missing()
 
