@@ -6,6 +6,7 @@ Owns sessions and their end; knows nothing of paths and bodies.
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 import weakref
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 import aiohttp
 
 from branchline.lang import hosts
+
+RESERVED = 128  # descriptors left for the program itself
 
 
 class Sessions:
@@ -35,7 +38,7 @@ class Sessions:
                 return session
             for other in [item for item in self._by_loop if item.is_closed()]:
                 _drive(self._by_loop.pop(other))
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+            connector = aiohttp.TCPConnector(limit=_most(), keepalive_timeout=30)
             session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
             self._by_loop[loop] = session
             return session
@@ -71,6 +74,12 @@ class Sessions:
                 asyncio.run_coroutine_threadsafe(session.close(), loop).result()
             else:
                 _drive(session)
+
+
+def _most() -> int:
+    """Connections at once: what the process may open, less what it needs for itself. Calls beyond wait for one."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 0 if soft == resource.RLIM_INFINITY else max(soft - RESERVED, soft // 2, 1)
 
 
 def _drive(session: aiohttp.ClientSession) -> None:
