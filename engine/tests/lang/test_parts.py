@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import functools
+import json
 import math
 import threading
+from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +15,7 @@ from typing import Any, Literal
 import pytest
 from branchline import lang as bl
 from branchline.lang import hosts, reasoning, scoring, typed
-from branchline.lang.backends.base import ChoiceScore
+from branchline.lang.backends.base import ChoiceScore, GenCall, Piece
 from branchline.lang.backends.runtime import _cut
 from branchline.lang.ir import Gen, Select
 from hypothesis import given
@@ -67,6 +69,37 @@ def test_a_type_becomes_a_constraint() -> None:
     assert isinstance(person, Gen)
     assert person.json_schema is not None
     assert "age" in person.json_schema
+
+
+def test_a_literal_and_an_enum_give_their_own_values() -> None:
+    @bl.function
+    def typed(s: bl.State) -> Any:
+        s += "Q" + bl.gen("colour", type=Colour) + bl.gen("number", type=Literal[7, 8])
+        return s["colour"], s["number"], s.text()
+
+    assert typed.run(backend=bl.Mock()).ret_value == (Colour.RED, 7, "Qred7")
+
+
+def test_a_types_schema_allows_no_properties_that_the_type_does_not_have() -> None:
+    people, own = bl.gen("a", type=list[Person]), bl.gen("a", json_schema={"type": "object", "properties": {}})
+    assert isinstance(people, Gen)
+    assert isinstance(own, Gen)
+    assert json.loads(people.json_schema or "")["$defs"]["Person"]["additionalProperties"] is False
+    assert "additionalProperties" not in json.loads(own.json_schema or "")
+
+
+def test_an_answer_that_was_cut_off_says_so() -> None:
+    class Cut(bl.Mock):
+        async def generate(self, call: GenCall) -> AsyncGenerator[Piece]:
+            yield Piece('{"name": "A')
+            yield Piece("", 0, {"finish_reason": {"type": "length"}})
+
+    @bl.function
+    def typed(s: bl.State) -> None:
+        s += "Q" + bl.gen("a", type=Person)
+
+    with pytest.raises(bl.ProgramError, match="cut off: raise max_tokens"):
+        typed.run(backend=Cut())
 
 
 logprobs = st.lists(st.floats(-30, 0), min_size=1, max_size=4)
@@ -155,6 +188,10 @@ def test_two_runs_are_told_apart_call_by_call() -> None:
     for log, answer, topic in zip(logs, ("v", "w", "v"), ("t", "t", "u"), strict=True):
         program.run(topic=topic, backend=bl.Mock(answers=[answer]), log=log)
     assert bl.diff(logs[0], logs[0]) == []
+    for log in logs[:2]:  # equal calls are told apart by their number, and metas are not compared
+        log.entries[-1].answer.setdefault("metas", []).append({"e2e_latency": id(log)})
+    again = bl.Log([*logs[0].entries, *logs[0].entries])
+    assert len(bl.diff(again, logs[0])) == len(logs[0].entries)
     changed = bl.diff(logs[0], logs[1])
     assert len(changed) == 2  # both branches' answers; the select's prompt is the same
     assert all("became" in line for line in changed)

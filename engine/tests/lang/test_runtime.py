@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from branchline import lang as bl
+from branchline.lang.templates import TEMPLATES
 
 
 class Server:
@@ -200,3 +201,65 @@ def test_roles_are_written_as_the_models_own_template_does(server: Server) -> No
         two = [*one, {"role": "assistant", "content": "fine"}, {"role": "user", "content": "Q2"}]
         sent = [body["text"] for _, path, body in server.seen if path == "/generate"]
         assert sent == [chatml(one, True), chatml(two, True)]
+
+
+def gemma(messages: list[dict[str, str]], generation: bool) -> str:
+    names = {"user": "user", "assistant": "model"}
+    body = "".join(f"<turn>{names[item['role']]}\n{item['content']}<end>\n" for item in messages)
+    return "<bos>" + body + ("<turn>model\n" if generation else "")
+
+
+@bl.function
+def two_turns(s: bl.State, first: str | None = None) -> Any:
+    if first is not None:
+        s += bl.system(first)
+    s += bl.user("Q1") + bl.assistant(bl.gen("a", stop="x")) + bl.user("Q2") + bl.assistant(bl.gen("b"))
+    return s.text()
+
+
+def test_a_template_without_a_system_role_writes_the_others_and_names_the_one_it_lacks(server: Server) -> None:
+    rendered: list[str] = []
+
+    def tokenize(body: Any) -> Any:
+        if body["messages"][0]["role"] == "system":
+            return web.json_response({"error": {"message": "System role not supported"}}, status=400)
+        rendered.append(gemma(body["messages"], body["add_generation_prompt"]))
+        return {"tokens": [len(rendered) - 1]}
+
+    server.answers["/v1/tokenize"] = tokenize
+    server.answers["/v1/detokenize"] = lambda body: {"text": rendered[body["tokens"][0]]}
+    server.answers["/generate"] = lambda body: answer("fine")
+    backend = bl.Runtime(server.url)
+    two_turns.run(backend=backend)
+    one = {"role": "user", "content": "Q1"}
+    two = [one, {"role": "assistant", "content": "fine"}, {"role": "user", "content": "Q2"}]
+    sent = [body["text"] for _, path, body in server.seen if path == "/generate"]
+    assert sent == [gemma([one], True), gemma(two, True)]
+    with pytest.raises(bl.ProgramError, match="no role 'system'"):
+        two_turns.run(first="S", backend=backend)
+
+
+def test_a_chat_template_by_name_writes_roles_and_ends_answers_without_asking_the_server(server: Server) -> None:
+    server.answers["/generate"] = lambda body: answer("fine")
+    state = two_turns.run(first="S", backend=bl.Runtime(server.url, chat_template="llama-2-chat"))
+    wanted = "[INST] <<SYS>>\nS\n<</SYS>>\n\nQ1 [/INST]fine </s><s>[INST] Q2 [/INST]fine </s><s>"
+    assert state.ret_value == wanted
+    assert [path for _, path, _ in server.seen] == ["/generate"] * 2
+    stops = [body["sampling_params"]["stop"] for _, _, body in server.seen]
+    assert stops == [["x", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"], ["[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"]]
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_every_named_template_writes_a_conversation_that_holds_its_contents_in_order(name: str) -> None:
+    template = bl.get_chat_template(name)
+    system = "S" if "system" in template.begin else None
+    state = two_turns.run(first=system, backend=bl.Mock(style=template))
+    text = state.ret_value
+    places = [text.index(part) for part in ((system or "Q1"), "Q1", "answer", "Q2")]
+    assert places == sorted(places)
+    assert text.endswith("answer" + template.end["assistant"])
+
+
+def test_an_unknown_template_is_refused_with_those_there_are() -> None:
+    with pytest.raises(bl.ArgumentError, match=r"chatml.*llama-3-instruct"):
+        bl.Runtime("http://127.0.0.1:9", chat_template="llama-9")

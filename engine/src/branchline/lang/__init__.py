@@ -17,7 +17,7 @@ Torch-free, and independent of the engine. Vendors' packages are imported when t
 """
 
 from branchline.lang.backends.anthropic import Anthropic
-from branchline.lang.backends.base import Backend
+from branchline.lang.backends.base import Backend, Markup
 from branchline.lang.backends.engine import Engine
 from branchline.lang.backends.gemini import Gemini, VertexAI
 from branchline.lang.backends.litellm import LiteLLM
@@ -59,6 +59,7 @@ from branchline.lang.ir import Hints
 from branchline.lang.log import Log, diff
 from branchline.lang.program import Program, flush_cache, function, get_server_info, set_default_backend
 from branchline.lang.state import Forks, State
+from branchline.lang.templates import get_chat_template
 from branchline.lang.trace import Trace
 from branchline.lang.values import MISSING, Event
 
@@ -81,6 +82,7 @@ __all__ = [
     "LangError",
     "LiteLLM",
     "Log",
+    "Markup",
     "Mock",
     "OpenAI",
     "ParseError",
@@ -102,6 +104,7 @@ __all__ = [
     "gen",
     "gen_int",
     "gen_string",
+    "get_chat_template",
     "get_server_info",
     "image",
     "named",

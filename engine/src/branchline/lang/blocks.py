@@ -6,6 +6,7 @@ import enum
 import math
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from branchline.lang.errors import ArgumentError, UnsupportedError
@@ -27,6 +28,7 @@ from branchline.lang.ir import (
     VarEnd,
     check_regex,
     check_seconds,
+    closed,
     flatten,
     schema_text,
     texts,
@@ -78,7 +80,7 @@ def _typed(target: Any) -> tuple[str | None, str | None, tuple[str, ...] | None]
             f"type is {target!r}: int, float, bool, str, Literal and Enum need nothing; install pydantic for others"
         ) from None
     try:
-        return None, schema_text(pydantic.TypeAdapter(target).json_schema())[0], None
+        return None, schema_text(closed(pydantic.TypeAdapter(target).json_schema()))[0], None
     except Exception as error:
         raise ArgumentError(f"type is {target!r}, which has no JSON schema: {error}") from None
 
@@ -153,7 +155,7 @@ def gen(
         if options is not None:
             picked = select(name, options, temperature or 0.0, seed=seed, timeout_s=timeout_s)
             assert isinstance(picked, Select)
-            return picked
+            return replace(picked, target=target)
     check_regex("regex", regex)
     for pattern in texts("stop_regex", stop_regex) or ():
         check_regex("stop_regex", pattern)

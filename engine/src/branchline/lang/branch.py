@@ -334,7 +334,9 @@ class Branch:
             self.write(markup.default_system)
         if role not in markup.begin:
             raise ArgumentError(f"the model's chat template has no role {role!r}: there are {', '.join(markup.begin)}")
-        self.write(markup.begin[role])
+        after_system = role == "user" and bool(self.messages) and self.messages[-1].role == "system"
+        opening = markup.user_after_system if after_system else None
+        self.write(markup.begin[role] if opening is None else opening)
         self.role = OpenRole(role, len(self.text))
 
     async def _end_role(self, role: str) -> None:

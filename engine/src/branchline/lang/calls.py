@@ -7,12 +7,12 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from branchline.lang import reasoning, scoring, typed
 from branchline.lang.backends.base import GenCall, Piece, SelectCall
-from branchline.lang.errors import BackendError, DeadlineError
+from branchline.lang.errors import BackendError, DeadlineError, ParseError
 from branchline.lang.ir import Gen, Select
 from branchline.lang.values import Event, Variable
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RETRIES = 2
+CUT_OFF = ("length", "max_tokens", "MAX_TOKENS")  # how vendors say it
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
 RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -39,7 +40,12 @@ async def generate(
 ) -> None:
     """Runs a gen block; the first sequence's text is appended to the branch."""
     run = branch.run
-    call = GenCall(branch.prompt(), gen, run.sampling_of(gen), branch.context())
+    sampling = run.sampling_of(gen)
+    if branch.role is not None and branch.role.role == "assistant":
+        stops = (await bounded(branch, run.markup)).stops
+        if stops:
+            sampling = replace(sampling, stop=tuple(dict.fromkeys((*(sampling.stop or ()), *stops))))
+    call = GenCall(branch.prompt(), gen, sampling, branch.context())
     run.emit(Event("start", branch.path, gen.name))
     count = call.sampling.n or 1
     # Reasoning and several sequences are told apart only at the end; what streams is then the whole first text.
@@ -63,11 +69,22 @@ async def generate(
         thought.finish(thoughts if count > 1 else thoughts[0])
         if texts[0]:
             variable.add(texts[0])
-    values = [typed.parse(text, gen.target) if gen.target is not None else text for text in texts]
+    values = [_value(text, gen, meta) for text, meta in zip(texts, metas, strict=True)]
     value: Any = values if count > 1 else values[0]
     meta: dict[str, Any] = metas[0] if count == 1 else {"sequences": metas}
     variable.finish(value, meta)
     run.emit(Event("end", branch.path, gen.name, value=value, meta=meta))
+
+
+def _value(text: str, gen: Gen, meta: dict[str, Any]) -> Any:
+    if gen.target is None:
+        return text
+    try:
+        return typed.parse(text, gen.target)
+    except ParseError as error:
+        if (meta.get("finish_reason") or {}).get("type") not in CUT_OFF:
+            raise
+        raise ParseError(f"{error}; it was cut off: raise max_tokens", text) from error
 
 
 async def _answer(branch: Branch, call: GenCall, count: int, show: Callable[[Piece], None]) -> Answer:
@@ -183,5 +200,6 @@ async def choose(branch: Branch, select: Select, variable: Variable) -> None:
     run.record(branch, "select", select.name, prompt.text, [choice], [meta], time.monotonic() - started)
     branch.write(choice)
     variable.add(choice)
-    variable.finish(choice, meta)
-    run.emit(Event("end", branch.path, select.name, value=choice, meta=meta))
+    value = choice if select.target is None else typed.parse(choice, select.target)
+    variable.finish(value, meta)
+    run.emit(Event("end", branch.path, select.name, value=value, meta=meta))

@@ -145,6 +145,7 @@ class Select(Expr):
     temperature: float = 0.0
     seed: int | None = None
     timeout_s: float | None = None
+    target: Any = None  # the Literal or Enum that the picked text stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +195,20 @@ def schema_text(schema: str | Mapping[str, Any] | type) -> tuple[str, Any]:
     if isinstance(schema, Mapping):
         return json.dumps(schema), None
     if hasattr(schema, "model_json_schema"):
-        return json.dumps(schema.model_json_schema()), schema
+        return json.dumps(closed(schema.model_json_schema())), schema
     raise ArgumentError(f"json_schema is {schema!r:.60}: give JSON text, a dict or a pydantic model")
+
+
+def closed(schema: Any) -> Any:
+    """A type's schema without properties that the type does not have: its values would only lose them."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: closed(value) for name, value in schema.items()}
+    if schema.get("type") == "object" and isinstance(schema.get("properties"), dict):
+        made.setdefault("additionalProperties", False)
+    return made
 
 
 def check_seconds(name: str, value: float | None) -> None:

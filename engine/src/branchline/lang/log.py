@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,15 +119,15 @@ class Log:
 
 
 def diff(one: Log, other: Log) -> list[str]:
-    """Differences of two runs, a line each: calls only in one of them, and answers that differ."""
+    """Differences of two runs, a line each: calls only in one of them, and texts or scores that differ."""
     out = []
-    left, right = ({entry.key: entry for entry in log.entries} for log in (one, other))
+    left, right = _numbered(one), _numbered(other)
     for key, entry in left.items():
         match = right.get(key)
         where = f"{entry.asked['variable']!r} of branch {entry.asked['branch']}"
         if match is None:
             out.append(f"- {where}: only in the first run")
-        elif match.answer != entry.answer:
+        elif _said(match.answer) != _said(entry.answer):
             out.append(f"! {where}: {_short(entry.answer)} became {_short(match.answer)}")
     for key, entry in right.items():
         if key not in left:
@@ -135,5 +135,20 @@ def diff(one: Log, other: Log) -> list[str]:
     return out
 
 
+def _numbered(log: Log) -> dict[tuple[str, int], Entry]:
+    """Entries by key and by how many of the same key came before."""
+    seen: Counter[str] = Counter()
+    out = {}
+    for entry in log.entries:
+        out[entry.key, seen[entry.key]] = entry
+        seen[entry.key] += 1
+    return out
+
+
+def _said(answer: dict[str, Any]) -> Any:
+    """What was answered, as JSON keeps it; not how long it took or under which id."""
+    return json.loads(json.dumps(answer.get("texts", answer.get("scores"))))
+
+
 def _short(answer: dict[str, Any]) -> str:
-    return repr(answer.get("texts", answer.get("scores")))[:80]
+    return repr(_said(answer))[:80]

@@ -110,6 +110,8 @@ class Markup:
     begin: dict[str, str] = field(default_factory=dict)  # role: what opens its message
     end: dict[str, str] = field(default_factory=dict)
     default_system: str = ""  # written before a conversation that does not begin with a system message
+    user_after_system: str | None = None  # opens a user message right after the system's; None: as any other
+    stops: tuple[str, ...] = ()  # end an assistant's message, beside the stops of its gen
 
 
 CHATML = Markup(

@@ -26,6 +26,7 @@ from branchline.lang.backends.base import (
 from branchline.lang.backends.http import Sessions
 from branchline.lang.errors import BackendError, UnsupportedError
 from branchline.lang.ir import SELECT_METHODS
+from branchline.lang.templates import get_chat_template
 
 # gen's option: its name in sampling_params.
 PARAMS = {
@@ -53,7 +54,8 @@ class Runtime(Backend):
     """A Branchline server at `base_url`.
 
     `api_key` is sent as a bearer token. `connect_timeout_s` bounds connecting, `read_timeout_s` the gap between two
-    pieces; a whole call is bounded by its block's `timeout_s`.
+    pieces; a whole call is bounded by its block's `timeout_s`. `chat_template` is a name of `get_chat_template`, or how
+    to write roles, instead of the model's own template.
     """
 
     options = frozenset(PARAMS) | frozenset(TOP)
@@ -67,6 +69,7 @@ class Runtime(Backend):
         *,
         api_key: str | None = None,
         model: str | None = None,
+        chat_template: str | Markup | None = None,
         connect_timeout_s: float = 10.0,
         read_timeout_s: float | None = 600.0,
     ) -> None:
@@ -76,6 +79,7 @@ class Runtime(Backend):
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
         self._sessions = Sessions(timeout, self._headers)
+        self.chat_template = get_chat_template(chat_template) if isinstance(chat_template, str) else chat_template
         self._markup: Markup | None = None
 
     # ---- calls ---------------------------------------------------------------------------------
@@ -205,8 +209,15 @@ class Runtime(Backend):
         Raises:
             UnsupportedError: the template writes a message differently depending on others.
         """
+        if self.chat_template is not None:
+            return self.chat_template
         if self._markup is None:
-            self._markup = await self._derive()
+            try:
+                self._markup = await self._derive(system=True)
+            except BackendError as error:
+                if error.status != 400:
+                    raise
+                self._markup = await self._derive(system=False)  # the template refuses system messages
         return self._markup
 
     async def _render(self, roles: Sequence[str], generation: bool) -> list[str]:
@@ -216,24 +227,29 @@ class Runtime(Backend):
         if self.model is not None:
             body["model"] = self.model
         ids = (await self._post("/v1/tokenize", body, None))["tokens"]
-        answer = await self._post("/v1/detokenize", {"tokens": ids, "skip_special_tokens": False}, None)
+        named = {} if self.model is None else {"model": self.model}
+        answer = await self._post("/v1/detokenize", {"tokens": ids, "skip_special_tokens": False, **named}, None)
         return str(answer.get("text", answer.get("prompt"))).split(SENTINEL)
 
-    async def _derive(self) -> Markup:
-        whole = await self._render(("system", "user", "assistant", "user"), False)
-        asked = await self._render(("system", "user"), True)
+    async def _derive(self, system: bool) -> Markup:
+        first = ("system",) if system else ()
+        whole = await self._render((*first, "user", "assistant", "user"), False)
+        asked = await self._render((*first, "user"), True)
         alone = await self._render(("user",), False)
-        if len(whole) != 5 or len(asked) != 3 or len(alone) != 2:
+        if len(whole) != len(first) + 4 or len(asked) != len(first) + 2 or len(alone) != 2:
             raise UnsupportedError(f"the chat template of {self.name} hides contents: write the markup as text")
-        begin_assistant = asked[2][len(alone[1]) :] if asked[2].startswith(alone[1]) else None
-        if begin_assistant is None or not whole[2].endswith(begin_assistant):
+        before, asking, between = whole[-4:-1]
+        begin_assistant = asked[-1][len(alone[1]) :] if asked[-1].startswith(alone[1]) else None
+        if begin_assistant is None or not asking.endswith(begin_assistant):
             raise UnsupportedError(f"the chat template of {self.name} cannot be written piece by piece")
-        end_user = whole[2][: len(whole[2]) - len(begin_assistant)]
-        begin_user, end_system = _cut(whole[1], alone[0])
-        end_assistant = whole[3][: len(whole[3]) - len(begin_user)]
+        begin_user, end_system = _cut(before if system else between, alone[0])
         return Markup(
-            begin={"system": whole[0], "user": begin_user, "assistant": begin_assistant},
-            end={"system": end_system, "user": end_user, "assistant": end_assistant},
+            begin={**({"system": whole[0]} if system else {}), "user": begin_user, "assistant": begin_assistant},
+            end={
+                **({"system": end_system} if system else {}),
+                "user": asking[: len(asking) - len(begin_assistant)],
+                "assistant": between[: len(between) - len(begin_user)],
+            },
             default_system=alone[0][: len(alone[0]) - len(begin_user)],
         )
 
