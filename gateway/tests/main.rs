@@ -12,6 +12,7 @@ mod health;
 mod kit;
 mod limits;
 mod process;
+mod reasoned;
 mod reference;
 mod registration;
 mod relay;

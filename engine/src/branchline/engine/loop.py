@@ -21,6 +21,7 @@ from branchline.engine.cache.feed import EventBatch, EventFeed, Subscription
 from branchline.engine.cache.leases import Budgets, Lease, LeaseBook
 from branchline.engine.errors import InternalError, InvalidArgument, ResourceExhausted, Unavailable
 from branchline.engine.grammar.manager import Manager
+from branchline.engine.grammar.pieces import lazily
 from branchline.engine.loop_faults import Stall, audit, describe, isolate, tell
 from branchline.engine.loop_grammar import Entrance, leave
 from branchline.engine.loop_parts import Inbox, Watch, Watcher
@@ -86,7 +87,8 @@ class EngineLoop:
         self._inbox = Inbox()
         self._live: dict[str, Group] = {}  # guarded by the condition
         self._deadlines: dict[str, float] = {}  # loop thread only
-        self._entrance = Entrance(self._intake, self._scheduler, self._deadlines, grammars, self._post, clock)
+        pieces = lazily(vocabulary, executor.vocab_size)
+        self._entrance = Entrance(self._intake, self._scheduler, self._deadlines, grammars, self._post, clock, pieces)
         self._closing = False
         self._thread: threading.Thread | None = None
         self._steps = 0

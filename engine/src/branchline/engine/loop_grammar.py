@@ -7,16 +7,20 @@ deadline counts. On the loop's thread; the manager of constraints answers from o
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 
 from branchline.engine.errors import EngineError, InternalError, InvalidArgument
 from branchline.engine.grammar.base import BaseGrammarObject
 from branchline.engine.grammar.manager import Compiled, Manager
+from branchline.engine.grammar.pieces import Pieces
+from branchline.engine.grammar.reasoning import Marks, wrap
 from branchline.engine.scheduler import Group, Scheduler
 from branchline.engine.scheduler.intake import Intake
 from branchline.engine.types import GrammarAsk
 
 Post = Callable[[Callable[[], None]], None]
+MAX_MARKS = 16  # pairs of marks whose tables are kept
 
 
 class Entrance:
@@ -30,6 +34,7 @@ class Entrance:
         manager: Manager | None,
         post: Post,
         clock: Callable[[], float],
+        pieces: Callable[[], Pieces],
     ) -> None:
         self._intake = intake
         self._scheduler = scheduler
@@ -37,6 +42,8 @@ class Entrance:
         self._manager = manager
         self._post = post
         self._clock = clock
+        self._pieces = pieces
+        self._marks: OrderedDict[tuple[str, str], Marks] = OrderedDict()
 
     def accept(self, group: Group) -> None:
         """Take in a request; it may wait for its constraint first."""
@@ -75,19 +82,32 @@ class Entrance:
         if isinstance(outcome, EngineError):
             self._scheduler.fail(group, outcome)
             return
-        self._enqueue(group, outcome.grammar)
+        self._enqueue(group, outcome)
 
-    def _enqueue(self, group: Group, grammar: BaseGrammarObject | None = None) -> None:
+    def _enqueue(self, group: Group, compiled: Compiled | None = None) -> None:
         """Queue a request that has all it needs. Whatever its constraint's backend raises costs this request only."""
         try:
-            if grammar is not None:
-                _constrain(group, grammar)
+            if compiled is not None:
+                _constrain(group, self._reasoned(group, compiled.grammar))
             self._intake.prepare(group)
             self._scheduler.enqueue(group, self._clock())
         except EngineError as error:
             self._scheduler.fail(group, error)
         except Exception as error:
             self._scheduler.fail(group, InternalError(f"the request can't be set up: {type(error).__name__}: {error}"))
+
+    def _reasoned(self, group: Group, grammar: BaseGrammarObject) -> BaseGrammarObject:
+        """The constraint behind the reasoning that the request allows, whatever its backend."""
+        ask = group.request.grammar
+        if ask is None or ask.reasoning is None:
+            return grammar
+        key = (ask.reasoning.begin, ask.reasoning.end)
+        marks = self._marks.get(key)
+        if marks is None:
+            marks = self._marks[key] = Marks(self._pieces(), *key)
+            if len(self._marks) > MAX_MARKS:
+                self._marks.popitem(last=False)
+        return wrap(grammar, ask.reasoning, marks, group.request.token_ids)
 
 
 def _constrain(group: Group, grammar: BaseGrammarObject) -> None:

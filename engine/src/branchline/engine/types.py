@@ -88,16 +88,31 @@ class GrammarKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningAsk:
+    """The block of reasoning before a constrained text: its marks, whether an output begins inside it unless its
+    prompt has closed it, and the most tokens it may have, marks included."""
+
+    begin: str
+    end: str
+    implicit: bool = False
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GrammarAsk:
     """A constraint as asked for: its form, its source, and a backend's name or empty for the worker's choice.
 
-    `tenant` is whose budget of compiled constraints it counts against.
+    `tenant` is whose budget of compiled constraints it counts against. With `best_effort` what can't be enforced
+    exactly is checked afterwards; with `report` the finish tells how it was enforced.
     """
 
     kind: GrammarKind
     text: str
     backend: str = ""
     tenant: str = ""
+    reasoning: ReasoningAsk | None = None
+    best_effort: bool = False
+    report: bool = False
 
 
 @dataclass(frozen=True, slots=True)
