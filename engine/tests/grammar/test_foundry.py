@@ -204,7 +204,7 @@ def test_a_process_that_can_not_start_ends_the_start_of_the_worker(monkeypatch: 
     for executable in ("/bin/false", "/nowhere/python"):
         monkeypatch.setattr(sys, "executable", executable)
         with pytest.raises(LoadError, match="compiles constraints can't be started"):
-            assembly.build_grammars(EngineConfig(grammar_backend="llguidance"), spec, context.vocab_size)  # type: ignore[arg-type]
+            assembly.build_grammars(EngineConfig(grammar_backend="llguidance"), spec, context.vocab_size, None)  # type: ignore[arg-type]
 
 
 def test_large_texts_and_reports_pass_each_other_through_small_buffers(

@@ -10,8 +10,9 @@ from branchline.engine.grammar.base import BaseGrammarBackend, GrammarContext
 from branchline.engine.grammar.guidance import GuidanceBackend
 from branchline.engine.grammar.hearth import Done
 from branchline.engine.grammar.manager import Manager
+from branchline.engine.grammar.pieces import lazily
 from branchline.engine.types import GrammarAsk, GrammarKind
-from harness import EOS, Engine, tokenizer_json
+from harness import EOS, Engine, tokenizer_json, vocabulary
 from tiny import VOCAB
 
 PROMPT = [40, 41, 42, 43, 44]
@@ -50,7 +51,7 @@ class Constrained(Engine):
     def __init__(self, **options: Any) -> None:
         backend = GuidanceBackend(GrammarContext(tokenizer_json(), VOCAB, (EOS,)))
         self.compiler = Here(backend)
-        self.manager = Manager(self.compiler, {"llguidance": backend})
+        self.manager = Manager(self.compiler, {"llguidance": backend}, pieces=lazily(vocabulary(), VOCAB))
         super().__init__(grammars=self.manager, **options)
 
     def settle(self) -> None:

@@ -165,6 +165,10 @@ class EngineConfig:
     grammar_forced_tokens: bool = option(
         True, "compute in one step what a constraint leaves no choice about", section="grammar"
     )
+    grammar_patience_ms: float = option(
+        10.0, "milliseconds that sampling waits for masks after the forward pass; then tokens are verified instead",
+        section="grammar", minimum=0, maximum=10000,
+    )  # fmt: skip
     grammar_timeout: float = option(
         3.0, "seconds that compiling a constraint may take; then the request is refused", section="grammar",
         minimum=0.1, maximum=600,

@@ -82,12 +82,12 @@ class EngineLoop:
         self._watcher = Watcher(watch)
         self._intake = Intake(executor, cache, vocabulary, options.scheduler, options.eos_token_ids, draw_seed)
         self._feed = EventFeed(cache, time.time_ns() // 1_000_000 if epoch is None else epoch, executor.page_size)
-        self._masker = Masker(executor.vocab_size)
         self._condition = threading.Condition()
         self._inbox = Inbox()
         self._live: dict[str, Group] = {}  # guarded by the condition
         self._deadlines: dict[str, float] = {}  # loop thread only
         pieces = lazily(vocabulary, executor.vocab_size)
+        self._masker = Masker(executor.vocab_size, options.scheduler.mask_patience_s, pieces)
         self._entrance = Entrance(self._intake, self._scheduler, self._deadlines, grammars, self._post, clock, pieces)
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -368,13 +368,14 @@ class EngineLoop:
         try:
             return self._executor.run(step.batch)
         finally:
-            self._masker.finish()
+            self._masker.finish(step)
 
     def _sample(self, logits: object, step: Step) -> list[RowResult]:
         """One result per plan."""
         results = self._executor.sample(logits, step.plans) if step.plans else []
         if len(results) != len(step.plans):
             raise RuntimeError(f"{len(results)} results for {len(step.plans)} plans")
+        self._masker.verify(step, results, lambda plans: self._executor.sample(logits, plans))
         return results
 
     def _resume(self) -> None:

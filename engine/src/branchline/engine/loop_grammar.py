@@ -14,8 +14,9 @@ from branchline.engine.errors import EngineError, InternalError, InvalidArgument
 from branchline.engine.grammar.base import BaseGrammarObject
 from branchline.engine.grammar.manager import Compiled, Manager
 from branchline.engine.grammar.pieces import Pieces
-from branchline.engine.grammar.reasoning import Marks, wrap
+from branchline.engine.grammar.reasoning import Marks, ReasoningObject, wrap
 from branchline.engine.scheduler import Group, Scheduler
+from branchline.engine.scheduler.enforcing import Enforcing
 from branchline.engine.scheduler.intake import Intake
 from branchline.engine.types import GrammarAsk
 
@@ -88,7 +89,7 @@ class Entrance:
         """Queue a request that has all it needs. Whatever its constraint's backend raises costs this request only."""
         try:
             if compiled is not None:
-                _constrain(group, self._reasoned(group, compiled.grammar))
+                _constrain(group, self._reasoned(group, compiled.grammar), compiled)
             self._intake.prepare(group)
             self._scheduler.enqueue(group, self._clock())
         except EngineError as error:
@@ -110,10 +111,24 @@ class Entrance:
         return wrap(grammar, ask.reasoning, marks, group.request.token_ids)
 
 
-def _constrain(group: Group, grammar: BaseGrammarObject) -> None:
-    """Give each sequence its state after the output it has. Raises InvalidArgument if that breaks the constraint."""
+def _constrain(group: Group, grammar: BaseGrammarObject, compiled: Compiled) -> None:
+    """Give each sequence its state after the output it has. Raises InvalidArgument if that breaks the constraint, or if
+    no text of it fits in the request's tokens."""
+    ask = group.request.grammar
+    assert ask is not None, "only constrained requests are compiled for"
+    most = group.request.sampling.max_tokens
+    if most and compiled.least > most:
+        raise InvalidArgument(
+            f"max_tokens is {most} and the constraint's shortest text has {compiled.least} tokens: raise it",
+            field="sampling.max_tokens",
+        )
+    lead = grammar.closing() if isinstance(grammar, ReasoningObject) else []
+    way = None if compiled.way is None else [*lead, *compiled.way]
     for sequence in group.sequences:
         sequence.grammar = grammar.start(sequence.ends)
+        sequence.enforcing = Enforcing(
+            ask.kind, compiled.backend, compiled.reason, compiled.compile_ms, ask.report, ask.best_effort, way
+        )
         output = sequence.tokens[sequence.prompt_len :]  # of a resumed request
         if sequence.grammar.accept_tokens(output) < len(output):
             raise InvalidArgument("emitted_token_ids break the constraint", field="resume")

@@ -272,6 +272,21 @@ class PositionLogprobs:
     chosen: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarReport:
+    """How a constraint was enforced: see the contract's message of this name."""
+
+    backend: str
+    reason: str
+    compile_ms: float
+    mask_p99_ms: float
+    constrained_tokens: int
+    forced_tokens: int
+    complete: bool
+    enforced: bool = True
+    valid: bool | None = None
+
+
 @dataclass(slots=True)
 class Finish:
     """The end of one sequence."""
@@ -288,6 +303,7 @@ class Finish:
     detokenise_ms: float = 0.0
     drafted: int = 0  # guessed tokens that were checked
     accepted: int = 0  # those of them that were right
+    grammar: GrammarReport | None = None
 
 
 @dataclass(slots=True)

@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from branchline.engine.errors import EngineError, InternalError, InvalidArgument, Unavailable
 from branchline.engine.grammar.base import BaseGrammarBackend, BaseGrammarObject
 from branchline.engine.grammar.hearth import Compiler, Report
+from branchline.engine.grammar.least import Ways
+from branchline.engine.grammar.pieces import Pieces
 from branchline.engine.grammar.refusal import GrammarInvalid, GrammarUnsupported
 from branchline.engine.grammar.store import Refusal, Store
 from branchline.engine.types import GrammarAsk
@@ -31,11 +33,18 @@ INVALID_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A constraint ready for sequences: each takes a copy. `compile_ms` is what this request waited for, or 0."""
+    """A constraint ready for sequences: each takes a copy.
+
+    `compile_ms` is what this request waited for, or 0; `reason` why this backend enforces it; `way` a short run of
+    tokens that is a whole text of it, if one is known; `least` a number of tokens that no text goes below.
+    """
 
     grammar: BaseGrammarObject
     backend: str
     compile_ms: float
+    reason: str = ""
+    way: list[int] | None = None
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,9 @@ class Manager:
         options: ManagerOptions = ManagerOptions(),
         *,
         clock: Callable[[], float] = time.monotonic,
+        pieces: Callable[[], Pieces] | None = None,
     ) -> None:
+        self._ways = None if pieces is None else Ways(pieces)
         self.counters = Counters()
         self._compiler = compiler
         self._backends = backends
@@ -111,7 +122,7 @@ class Manager:
             if known is None:
                 return self._join(key, backend, ask, tenant, ready)
             self.counters.hits += 1
-        ready(known.error if isinstance(known, Refusal) else Compiled(known.grammar, known.backend, 0.0))
+        ready(known.error if isinstance(known, Refusal) else replace(known, compile_ms=0.0))
         return _nothing
 
     def close(self) -> None:
@@ -134,6 +145,14 @@ class Manager:
         if ask.kind not in self._backends[ask.backend].kinds:
             return GrammarUnsupported(ask.kind.value, "it has no such constraint", backend=ask.backend)
         return ask.backend
+
+    def _reason(self, ask: GrammarAsk, backend: str) -> str:
+        """Why a backend enforces a constraint."""
+        if ask.backend not in ("", "auto"):
+            return "the request names it"
+        if len(self._backends) == 1:
+            return "the only one in use"
+        return f"the first in use that enforces {ask.kind.value} exactly"
 
     def _join(self, key: Any, backend: str, ask: GrammarAsk, tenant: str, ready: Ready) -> Callable[[], None]:
         """Wait with others for one compilation. Called with the lock held."""
@@ -188,7 +207,9 @@ class Manager:
             failure = InternalError(f"grammar backend {backend!r} failed: {type(error).__name__}: {error}")
             self._settle(key, flight, failure, 0)
         else:
-            made = Compiled(grammar, backend, (self._clock() - flight.started_s) * 1e3)
+            way, least = (None, 0) if self._ways is None else self._ways.of(flight.ask, grammar)
+            waited_ms = (self._clock() - flight.started_s) * 1e3
+            made = Compiled(grammar, backend, waited_ms, self._reason(flight.ask, backend), way, least)
             self._settle(key, flight, made, PER_ENTRY + PER_BYTE * len(compiled))
 
     def _settle(self, key: Any, flight: _Flight, outcome: Compiled | EngineError, size: int) -> None:

@@ -141,8 +141,18 @@ class ReasoningObject(BaseGrammarObject):
         return self._now.phase is not Phase.AFTER
 
     def closing(self) -> list[int]:
-        """Tokens that lead to the constrained text soonest."""
-        return self._marks.closing(self._now.seen) if self._now.phase is Phase.INSIDE else []
+        """Tokens that lead to the constrained text soonest; none if it may begin, or has begun."""
+        now = self._now
+        if now.phase is Phase.INSIDE:
+            return self._marks.closing(now.seen)
+        if now.phase is Phase.LEAD and not now.alive:
+            return [*(self._marks.pieces.spell(self._marks.begin[now.seen :]) or []), *self._marks.closing(0)]
+        return []
+
+    @property
+    def text(self) -> BaseGrammarObject | None:
+        """The constraint of the text, if that may begin here or has begun; to be left as it is."""
+        return None if self.closing() else self._text(self._now)
 
     def _accept(self, token_id: int) -> bool:
         now = self._now

@@ -29,6 +29,8 @@ class Row:
     sampled: bool = False
     draft: list[int] = field(default_factory=list)
     forced: bool = False  # `draft` is what the constraint leaves, not guessed
+    verified: bool = False  # sampled without its mask and looked at afterwards
+    waits: bool = False  # its mask is late: the step's results do not count
 
     @property
     def plans(self) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from branchline.engine.errors import InternalError
 from branchline.engine.grammar.base import BaseGrammarObject
-from branchline.engine.scheduler import masking
 from branchline.engine.scheduler.batch import Row
+from branchline.engine.scheduler.faults import fault
 from branchline.engine.scheduler.pages import PageTables
 from branchline.engine.scheduler.progress import Progress
 from branchline.engine.scheduler.sequence import Sequence
@@ -27,6 +27,8 @@ def add(drafter: Drafter, rows: list[Row], pages: PageTables, max_tokens: int, r
     for row in rows:
         draft = drafts.get(row.sequence.number)
         grammar = row.sequence.grammar
+        if _is_late(row.sequence):
+            continue
         if draft and grammar is not None:
             draft = _valid(row.sequence, grammar, draft)
         if draft:
@@ -40,13 +42,13 @@ def force(rows: list[Row], pages: PageTables, max_tokens: int, reserve: int) -> 
     left = max_tokens - sum(row.count for row in rows)
     for row in rows:
         sequence = row.sequence
-        if sequence.grammar is None or sequence.fault is not None or row.draft or left <= 0:
+        if sequence.grammar is None or sequence.fault is not None or row.draft or left <= 0 or _is_late(sequence):
             continue
         most = min(left, MAX_FORCED, sequence.max_len - len(sequence.tokens) - 1)
         try:
             forced = sequence.grammar.forced_tokens()[: max(most, 0)]
         except Exception as error:
-            sequence.fault = masking.fault(sequence, error)
+            sequence.fault = fault(sequence, error)
             continue
         if forced:
             row.draft = forced[: _room(row, len(forced), pages, reserve)]
@@ -55,12 +57,17 @@ def force(rows: list[Row], pages: PageTables, max_tokens: int, reserve: int) -> 
             left -= len(row.draft)
 
 
+def _is_late(sequence: Sequence) -> bool:
+    """Whether a mask is still being filled: nobody else may use the constraint then."""
+    return sequence.enforcing is not None and sequence.enforcing.late is not None
+
+
 def _valid(sequence: Sequence, grammar: BaseGrammarObject, draft: list[int]) -> list[int]:
     """The guesses that the constraint takes. A backend's fault ends the request when the row is committed."""
     try:
         return draft[: grammar.validate_tokens(draft)]
     except Exception as error:
-        sequence.fault = masking.fault(sequence, error)
+        sequence.fault = fault(sequence, error)
         return []
 
 
@@ -105,6 +112,8 @@ def commit(
         check(result)
         is_right = place < len(draft) and result.token_id == draft[place]
         sequence.accepted += is_right and not row.forced
+        if row.forced and is_right and sequence.enforcing is not None:
+            sequence.enforcing.forced += 1
         ended = progress.advance(sequence, result, now)
         taken = place + 1
         sequence.computed = row.start + taken

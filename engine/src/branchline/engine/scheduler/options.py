@@ -18,6 +18,7 @@ class SchedulerOptions:
     With `preemption` a running sequence gives way to a waiting one of higher priority if there is no place or no
     page for both, at most `preemptions` times. `share_wait_steps` bounds how often a sequence is put off because
     another computes its next page. With `forced_tokens` what a constraint leaves no choice about is computed at once.
+    Sampling waits `mask_patience_s` after the forward pass for the constraints' masks; None for as long as they take.
     """
 
     max_running_requests: int = 256
@@ -35,6 +36,7 @@ class SchedulerOptions:
     locality_cap_tokens: int = 4096
     share_wait_steps: int = 256
     forced_tokens: bool = True
+    mask_patience_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse limits that contradict each other."""

@@ -13,7 +13,7 @@ from branchline.engine.errors import EngineError, InternalError
 from branchline.engine.scheduler import scores
 from branchline.engine.scheduler.batch import Row
 from branchline.engine.scheduler.sequence import Group, Sequence, Sink
-from branchline.engine.types import Delta, Executor, Finish, FinishReason, PositionLogprobs, RowResult
+from branchline.engine.types import Delta, Executor, Finish, FinishReason, GrammarReport, PositionLogprobs, RowResult
 
 
 class Outbox:
@@ -100,6 +100,9 @@ class Progress:
         grammar = sequence.grammar
         if grammar is not None and not grammar.accept_token(token):
             raise InternalError(f"the model's token {token} is outside the constraint's mask")
+        how = sequence.enforcing
+        if how is not None:
+            how.tokens += 1
         delta = self._outbox.open(sequence)
         delta.token_ids.append(token)
         delta.text += sequence.owed
@@ -123,7 +126,8 @@ class Progress:
                 return True
             if len(sequence.tokens) < sequence.max_len:
                 return False
-            self._close(sequence, delta, FinishReason.LENGTH, now)
+            whole = grammar is not None and how is not None and how.is_whole(grammar.is_complete())
+            self._close(sequence, delta, FinishReason.STOP if whole else FinishReason.LENGTH, now)
         else:
             finish = self._close(sequence, delta, FinishReason.STOP, now)
             finish.matched_token_id, finish.matched_stop = matched_id, matched_stop
@@ -171,8 +175,18 @@ class Progress:
             detokenise_ms=sequence.text_s * 1e3,
             drafted=sequence.drafted,
             accepted=sequence.accepted,
+            grammar=_report(sequence),
         )
         return delta.finish
+
+
+def _report(sequence: Sequence) -> GrammarReport | None:
+    """How its constraint was enforced, if that is to be told. Cut-off texts always are."""
+    how, grammar = sequence.enforcing, sequence.grammar
+    if how is None or grammar is None:
+        return None
+    complete = how.late is None and grammar.is_complete()
+    return how.told(complete) if how.is_told(complete) else None
 
 
 def _append(

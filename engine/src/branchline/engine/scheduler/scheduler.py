@@ -432,6 +432,11 @@ class Scheduler:
         sequence = row.sequence
         if sequence.fault is not None:
             raise sequence.fault
+        if row.waits:  # for its mask: the last token is computed again
+            if sequence.number in self._decoding:
+                return
+            row.count, row.sampled = row.count - 1, False
+            results = results[: row.scores]
         if row.sampled and sequence.number in self._decoding:
             if drafting.commit(self.drafter, row, results, self._progress, now, self._hidden):
                 self._finish(sequence)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from branchline.engine.errors import EngineError
 from branchline.engine.grammar.base import BaseGrammarObject
+from branchline.engine.scheduler.enforcing import Enforcing
 from branchline.engine.types import Delta, LeaseReport, Request, RowPlan
 
 Sink = Callable[[int, list[Delta]], None]
@@ -71,6 +72,7 @@ class Sequence:
     min_tokens: int
     priority: int = 0
     grammar: BaseGrammarObject | None = None  # the constraint's state after `tokens`
+    enforcing: Enforcing | None = None  # how that is enforced
     fault: EngineError | None = None  # why its row of this step may not be used
     # KV
     pages: list[int] = field(default_factory=list)

@@ -23,6 +23,7 @@ from branchline.engine.errors import EngineError, LoadError
 from branchline.engine.grammar.base import GrammarContext
 from branchline.engine.grammar.hearth import Bounds, Hearth
 from branchline.engine.grammar.manager import Manager, ManagerOptions
+from branchline.engine.grammar.pieces import lazily
 from branchline.engine.grammar.testing import build_backend
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.loop_parts import Watch
@@ -107,7 +108,8 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
     progress("building the executor", 0, 0)
     executor = _build_executor(config, plan, loaded, pages, method)
     host_pages = _reserve_host(config, plan.executor, executor)
-    grammars = build_grammars(config, loaded.spec, executor.vocab_size)
+    vocabulary = _vocabulary(loaded.spec)
+    grammars = build_grammars(config, loaded.spec, executor.vocab_size, vocabulary)
     backend = "none" if config.disable_radix_cache else config.radix_cache_backend
     cache = build_cache(backend, CacheContext(pages, config.page_size, config.eviction_policy, host_pages))
     drafter = _drafter(config, plan, loaded, executor, cache, progress)
@@ -121,7 +123,7 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
     loop = _loop(chain)(
         executor,
         cache,
-        _vocabulary(loaded.spec),
+        vocabulary,
         options,
         drafter=drafter,
         watch=watchers,
@@ -300,7 +302,9 @@ def _reserve_host(config: EngineConfig, name: str, executor: Executor) -> int:
     return pages
 
 
-def build_grammars(config: EngineConfig, spec: ModelSpec, vocab_size: int) -> Manager | None:
+def build_grammars(
+    config: EngineConfig, spec: ModelSpec, vocab_size: int, vocabulary: _native.Vocabulary
+) -> Manager | None:
     """What compiles constraints, its process started; None if constraints are switched off.
 
     Raises LoadError if a backend does not work with this model.
@@ -320,7 +324,8 @@ def build_grammars(config: EngineConfig, spec: ModelSpec, vocab_size: int) -> Ma
             f"the process that compiles constraints can't be started: {error}; --grammar-backend none goes without it",
             field="grammar_backend",
         ) from error
-    return Manager(hearth, backends, ManagerOptions(tenant_bytes=config.grammar_cache << 20))
+    kept = ManagerOptions(tenant_bytes=config.grammar_cache << 20)
+    return Manager(hearth, backends, kept, pieces=lazily(vocabulary, vocab_size))
 
 
 def _vocabulary(spec: ModelSpec) -> _native.Vocabulary:
@@ -343,6 +348,7 @@ def _scheduler_options(config: EngineConfig, context_length: int) -> SchedulerOp
         priority_aging_seconds=config.priority_aging,
         preemption=config.priority_preemption,
         forced_tokens=config.grammar_forced_tokens,
+        mask_patience_s=config.grammar_patience_ms / 1e3,
     )
 
 
