@@ -10,13 +10,14 @@ from branchline.engine.grammar import conformance
 from branchline.engine.grammar import mask as masks
 from branchline.engine.grammar.base import BaseGrammarBackend, BaseGrammarObject, GrammarContext
 from branchline.engine.grammar.guidance import GuidanceBackend, GuidanceObject
+from branchline.engine.grammar.outlines import OutlinesBackend
 from branchline.engine.types import I32, GrammarKind
 from grammars import tokenizer_json
 
 CONTEXT = GrammarContext(
     tokenizer_json([piece.encode() for piece in conformance.PIECES]), conformance.END + 1, (conformance.END,)
 )
-BACKENDS = {"llguidance": GuidanceBackend(CONTEXT)}
+BACKENDS = {"llguidance": GuidanceBackend(CONTEXT), "outlines": OutlinesBackend(CONTEXT)}
 
 
 def all_checks() -> list[Any]:

@@ -268,3 +268,34 @@ def test_a_refusal_is_believed_until_its_time() -> None:
     assert store.get("x", "b", 5.0) is None and store.held("a") == 0
     store.clear()
     assert len(store) == 0
+
+
+def test_a_constraint_that_the_first_backend_can_not_enforce_goes_to_the_next() -> None:
+    compiler = Compiler()
+    backends = {"first": byte_backend(), "second": byte_backend()}
+    manager = Manager(compiler, backends, ManagerOptions())
+    refusal: Report = {"unsupported": "first can't", "keyword": "k", "pointer": "/p"}
+    answers: list[Compiled | EngineError] = []
+    told = threading.Semaphore(0)
+
+    def ready(outcome: Compiled | EngineError) -> None:
+        answers.append(outcome)
+        told.release()
+
+    manager.request(GrammarAsk(GrammarKind.REGEX, "x"), "", ready)
+    compiler.answer("x", refusal)
+    compiler.answer("x", GOOD)
+    assert told.acquire(timeout=20)
+    assert isinstance(answers[0], Compiled)
+    assert answers[0].backend == "second" and "first can't" in answers[0].reason
+    manager.request(GrammarAsk(GrammarKind.REGEX, "y"), "", ready)
+    compiler.answer("y", refusal)
+    compiler.answer("y", {"unsupported": "second can't", "keyword": "j", "pointer": None})
+    assert told.acquire(timeout=20)
+    refused = answers[1]
+    assert isinstance(refused, EngineError) and "first can't" in refused.message
+    manager.request(GrammarAsk(GrammarKind.REGEX, "z", "second"), "", ready)
+    compiler.answer("z", GOOD)
+    assert told.acquire(timeout=20)
+    assert isinstance(answers[2], Compiled) and answers[2].reason == "the request names it"
+    manager.close()

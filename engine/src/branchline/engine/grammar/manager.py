@@ -77,6 +77,8 @@ class _Flight:
     started_s: float = 0.0
     number: int | None = None
     over: bool = False
+    backends: tuple[str, ...] = ()  # that may be asked, the first now
+    refused: Report | None = None  # by the first one, if it was asked before
 
 
 class Manager:
@@ -110,17 +112,17 @@ class Manager:
 
     def request(self, ask: GrammarAsk, tenant: str, ready: Ready) -> Callable[[], None]:
         """Ask for a constraint. `ready` gets it or its refusal; the function returned cancels."""
-        backend = self._choose(ask)
-        if isinstance(backend, EngineError):
-            ready(backend)
+        backends = self._choose(ask)
+        if isinstance(backends, EngineError):
+            ready(backends)
             return _nothing
-        key = (backend, ask.kind, hashlib.sha256(ask.text.encode("utf-8", "surrogatepass")).digest())
+        key = (backends, ask.kind, hashlib.sha256(ask.text.encode("utf-8", "surrogatepass")).digest())
         with self._lock:
             self.counters.asked += 1
             now = self._clock()
             known = self._store.get(key, tenant, now)
             if known is None:
-                return self._join(key, backend, ask, tenant, ready)
+                return self._join(key, backends, ask, tenant, ready)
             self.counters.hits += 1
         ready(known.error if isinstance(known, Refusal) else replace(known, compile_ms=0.0))
         return _nothing
@@ -130,13 +132,11 @@ class Manager:
         self._compiler.close()
         self._loader.shutdown(wait=True, cancel_futures=True)
 
-    def _choose(self, ask: GrammarAsk) -> str | EngineError:
-        """The backend that is to enforce a constraint."""
+    def _choose(self, ask: GrammarAsk) -> tuple[str, ...] | EngineError:
+        """The backends that may enforce a constraint, in their order."""
         if ask.backend in ("", "auto"):
-            for name, backend in self._backends.items():
-                if ask.kind in backend.kinds:
-                    return name
-            return GrammarUnsupported(ask.kind.value, "this worker has no grammar backend for it")
+            able = tuple(name for name, backend in self._backends.items() if ask.kind in backend.kinds)
+            return able or GrammarUnsupported(ask.kind.value, "this worker has no grammar backend for it")
         if ask.backend not in self._backends:
             known = ", ".join(self._backends) or "none"
             return InvalidArgument(
@@ -144,29 +144,31 @@ class Manager:
             )
         if ask.kind not in self._backends[ask.backend].kinds:
             return GrammarUnsupported(ask.kind.value, "it has no such constraint", backend=ask.backend)
-        return ask.backend
+        return (ask.backend,)
 
-    def _reason(self, ask: GrammarAsk, backend: str) -> str:
+    def _reason(self, flight: _Flight, backend: str) -> str:
         """Why a backend enforces a constraint."""
-        if ask.backend not in ("", "auto"):
+        if flight.ask.backend not in ("", "auto"):
             return "the request names it"
-        if len(self._backends) == 1:
-            return "the only one in use"
-        return f"the first in use that enforces {ask.kind.value} exactly"
+        if flight.refused is not None:
+            return f"the first that enforces it exactly: {flight.refused['unsupported']}"
+        return f"the first in use for {flight.ask.kind.value}"
 
-    def _join(self, key: Any, backend: str, ask: GrammarAsk, tenant: str, ready: Ready) -> Callable[[], None]:
+    def _join(
+        self, key: Any, backends: tuple[str, ...], ask: GrammarAsk, tenant: str, ready: Ready
+    ) -> Callable[[], None]:
         """Wait with others for one compilation. Called with the lock held."""
         self._numbers += 1
         waiter = self._numbers
         flight = self._flights.get(key)
         fresh = flight is None
         if flight is None:
-            flight = self._flights[key] = _Flight(ask, started_s=self._clock())
+            flight = self._flights[key] = _Flight(ask, started_s=self._clock(), backends=backends)
         flight.waiters[waiter], flight.tenants[waiter] = ready, tenant
         if fresh:
             self.counters.compiled += 1
             # Off this thread: the loop calls, and writing to the process may wait.
-            self._loader.submit(self._begin, key, flight, backend)
+            self._loader.submit(self._begin, key, flight, backends[0])
         return lambda: self._cancel(key, flight, waiter)
 
     def _begin(self, key: Any, flight: _Flight, backend: str) -> None:
@@ -192,10 +194,25 @@ class Manager:
 
     def _reported(self, key: Any, flight: _Flight, backend: str, report: Report) -> None:
         """The child's report: load what it made, or tell why there is nothing. On the compiler's thread."""
+        if "unsupported" in report and self._further(key, flight, report):
+            return
         if "compiled" not in report:
+            if "unsupported" in report and flight.refused is not None:
+                report = flight.refused
             self._settle(key, flight, _error(report, backend, self._options.retry_after_s), 0)
             return
         self._loader.submit(self._load, key, flight, backend, str(report["compiled"]))
+
+    def _further(self, key: Any, flight: _Flight, refusal: Report) -> bool:
+        """Ask the next backend, if there is one and anybody still waits."""
+        with self._lock:
+            if flight.over or len(flight.backends) < 2:
+                return False
+            flight.backends = flight.backends[1:]
+            flight.refused = flight.refused or refusal  # the first one's words: it is asked for most
+            flight.number = None
+        self._loader.submit(self._begin, key, flight, flight.backends[0])
+        return True
 
     def _load(self, key: Any, flight: _Flight, backend: str, compiled: str) -> None:
         try:
@@ -209,7 +226,7 @@ class Manager:
         else:
             way, least = (None, 0) if self._ways is None else self._ways.of(flight.ask, grammar)
             waited_ms = (self._clock() - flight.started_s) * 1e3
-            made = Compiled(grammar, backend, waited_ms, self._reason(flight.ask, backend), way, least)
+            made = Compiled(grammar, backend, waited_ms, self._reason(flight, backend), way, least)
             self._settle(key, flight, made, PER_ENTRY + PER_BYTE * len(compiled))
 
     def _settle(self, key: Any, flight: _Flight, outcome: Compiled | EngineError, size: int) -> None:

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 CLOSE_S = 5.0  # for the step that runs when everything is closed
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -313,6 +315,8 @@ def build_grammars(
         return None
     chosen = registry.grammar_backends.names() if config.grammar_backend == "auto" else (config.grammar_backend,)
     context = GrammarContext(spec.tokenizer.json, vocab_size, spec.eos_ids)
+    if config.grammar_backend == "auto":
+        chosen = tuple(name for name in chosen if _is_installed(name))
     backends = {name: build_backend(name, context) for name in chosen}
     bounds = Bounds(wall_s=config.grammar_timeout, memory_bytes=config.grammar_memory << 20)
     hearth = Hearth(context, chosen, bounds, config.plugin, config.plugins_disable)
@@ -326,6 +330,16 @@ def build_grammars(
         ) from error
     kept = ManagerOptions(tenant_bytes=config.grammar_cache << 20)
     return Manager(hearth, backends, kept, pieces=lazily(vocabulary, vocab_size))
+
+
+def _is_installed(name: str) -> bool:
+    """Whether what a grammar backend is made of is there: `auto` does without those that are not."""
+    try:
+        registry.grammar_backends.get(name)
+    except registry.RegistryError as error:
+        logger.info("grammar backend %s is left out: %s", name, error)
+        return False
+    return True
 
 
 def _vocabulary(spec: ModelSpec) -> _native.Vocabulary:
