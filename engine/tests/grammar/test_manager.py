@@ -39,6 +39,9 @@ class Compiler:
             self.came.notify_all()
             return len(self.texts)
 
+    def check(self, schema: str, value: str, done: Done) -> int:
+        raise AssertionError("nothing is to be checked here")
+
     def cancel(self, number: int) -> None:
         with self.came:
             self.cancelled.append(number)

@@ -7,10 +7,12 @@ from typing import Any
 
 from branchline.engine.errors import InvalidArgument
 from branchline.engine.grammar.base import BaseGrammarBackend, GrammarContext
+from branchline.engine.grammar.foundry import checked
 from branchline.engine.grammar.guidance import GuidanceBackend
 from branchline.engine.grammar.hearth import Done
 from branchline.engine.grammar.manager import Manager
 from branchline.engine.grammar.pieces import lazily
+from branchline.engine.grammar.refusal import GrammarUnsupported
 from branchline.engine.types import GrammarAsk, GrammarKind
 from harness import EOS, Engine, tokenizer_json, vocabulary
 from tiny import VOCAB
@@ -31,12 +33,18 @@ class Here:
         def run() -> None:
             try:
                 done({"compiled": self.backend.compile(kind, text), "ms": 1.0})
+            except GrammarUnsupported as error:
+                done({"unsupported": error.message, "keyword": error.keyword, "pointer": error.pointer})
             except InvalidArgument as error:
                 done({"invalid": error.message, "pointer": None})
 
         self.count += 1
         run() if self.held is None else self.held.append(run)
         return self.count
+
+    def check(self, schema: str, value: str, done: Done) -> int:
+        done(checked(schema, value))
+        return 0
 
     def cancel(self, number: int) -> None:
         self.cancelled.append(number)

@@ -6,19 +6,24 @@ deadline counts. On the loop's thread; the manager of constraints answers from o
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from branchline.engine.errors import EngineError, InternalError, InvalidArgument
 from branchline.engine.grammar.base import BaseGrammarObject
 from branchline.engine.grammar.manager import Compiled, Manager
 from branchline.engine.grammar.pieces import Pieces
 from branchline.engine.grammar.reasoning import Marks, ReasoningObject, wrap
+from branchline.engine.grammar.refusal import GrammarUnsupported
 from branchline.engine.scheduler import Group, Scheduler
 from branchline.engine.scheduler.enforcing import Enforcing
 from branchline.engine.scheduler.intake import Intake
-from branchline.engine.types import GrammarAsk
+from branchline.engine.scheduler.sequence import Sequence
+from branchline.engine.types import Finish, GrammarAsk, GrammarKind
 
 Post = Callable[[Callable[[], None]], None]
 MAX_MARKS = 16  # pairs of marks whose tables are kept
@@ -63,7 +68,7 @@ class Entrance:
 
     def _compile(self, manager: Manager, ask: GrammarAsk, group: Group) -> None:
         known: list[Compiled | EngineError] = []
-        asking = threading.get_ident()
+        asking: int | None = threading.get_ident()
 
         def ready(outcome: Compiled | EngineError) -> None:
             if threading.get_ident() == asking:  # it was remembered
@@ -72,6 +77,7 @@ class Entrance:
                 self._post(lambda: self._settle(group, outcome))
 
         group.withdraw = manager.request(ask, ask.tenant, ready)
+        asking = None
         for outcome in known:
             self._settle(group, outcome)
 
@@ -80,16 +86,50 @@ class Entrance:
         group.withdraw = None
         if group.live == 0:  # ended while it waited
             return
+        ask = group.request.grammar
+        if isinstance(outcome, GrammarUnsupported) and ask is not None and ask.best_effort and not group.loosened:
+            self._loosen(group, ask, outcome)
+            return
         if isinstance(outcome, EngineError):
             self._scheduler.fail(group, outcome)
             return
         self._enqueue(group, outcome)
+
+    def _loosen(self, group: Group, ask: GrammarAsk, refusal: GrammarUnsupported) -> None:
+        """Ask for what can be enforced of a schema that can't: a value of its type. The answer is checked."""
+        if ask.kind is not GrammarKind.JSON or self._manager is None:
+            self._scheduler.fail(group, refusal)
+            return
+        group.loosened = True
+        kind = json.loads(ask.text).get("type")
+        text = json.dumps({"type": kind} if kind in ("object", "array", "string") else {})
+        self._compile(self._manager, replace(ask, text=text, backend=""), group)
+
+    def _later(self, sequence: Sequence, finish: Finish) -> None:
+        """Tell a best-effort sequence's finish once its text is checked. It counts as running until then."""
+        group, manager = sequence.group, self._manager
+        ask = group.request.grammar
+        assert ask is not None and manager is not None, "only loosened requests come here"
+
+        def told(valid: bool | None) -> None:
+            if finish.grammar is not None:
+                finish.grammar = replace(finish.grammar, valid=valid)
+            self._scheduler.outbox.open(sequence).finish = finish
+
+        text = self._pieces().text([one for one in sequence.tokens[sequence.prompt_len :] if one not in sequence.ends])
+        if ask.reasoning is not None:
+            text = text.rpartition(ask.reasoning.end.encode())[2]
+        manager.check(ask.text, text.decode(errors="replace"), lambda valid: self._post(lambda: told(valid)))
 
     def _enqueue(self, group: Group, compiled: Compiled | None = None) -> None:
         """Queue a request that has all it needs. Whatever its constraint's backend raises costs this request only."""
         try:
             if compiled is not None:
                 _constrain(group, self._reasoned(group, compiled.grammar), compiled)
+                if group.loosened:
+                    for sequence in group.sequences:
+                        if sequence.enforcing is not None:
+                            sequence.enforcing.later = partial(self._later, sequence)
             self._intake.prepare(group)
             self._scheduler.enqueue(group, self._clock())
         except EngineError as error:

@@ -169,6 +169,8 @@ class Foundry:
 def answer(backends: dict[str, BaseGrammarBackend], message: dict[str, Any]) -> dict[str, Any]:
     """Compile one message; refusals are values."""
     started = time.monotonic()
+    if "value" in message:
+        return checked(message["text"], message["value"])
     try:
         backend = backends[message["backend"]]
         compiled = backend.compile(GrammarKind(message["kind"]), message["text"])
@@ -183,6 +185,23 @@ def answer(backends: dict[str, BaseGrammarBackend], message: dict[str, Any]) -> 
     except Exception as error:  # a backend's fault is this constraint's refusal, not the worker's end
         return {"fault": f"{type(error).__name__}: {error}"[:300]}
     return {"compiled": compiled, "ms": (time.monotonic() - started) * 1e3}
+
+
+def checked(schema: str, value: str) -> dict[str, Any]:
+    """Whether a text is a value of a JSON schema, by a validator that shares nothing with the backends."""
+    try:
+        import jsonschema
+    except ImportError:
+        return {"fault": "jsonschema is not installed"}
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        return {"valid": False}
+    try:
+        kind = jsonschema.validators.validator_for(json.loads(schema), default=jsonschema.Draft202012Validator)
+        return {"valid": bool(kind(json.loads(schema)).is_valid(parsed))}
+    except Exception as error:  # a schema that it can't read, too
+        return {"fault": f"{type(error).__name__}: {error}"[:300]}
 
 
 def limit(wall_s: float, memory_bytes: int) -> None:

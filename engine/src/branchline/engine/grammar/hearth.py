@@ -32,6 +32,9 @@ class Compiler(Protocol):
     def submit(self, backend: str, kind: GrammarKind, text: str, done: Done) -> int:
         """Begin a compilation; its number."""
 
+    def check(self, schema: str, value: str, done: Done) -> int:
+        """Look whether a text is a value of a JSON schema; `done` gets `valid`, or why that is not known."""
+
     def cancel(self, number: int) -> None:
         """Stop it if it has not ended."""
 
@@ -94,6 +97,13 @@ class Hearth:
 
     def submit(self, backend: str, kind: GrammarKind, text: str, done: Done) -> int:
         """Begin a compilation; `done` gets its one report."""
+        return self._ask({"backend": backend, "kind": kind.value, "text": text}, done)
+
+    def check(self, schema: str, value: str, done: Done) -> int:
+        """Look whether a text is a value of a JSON schema, within the limits of a compilation."""
+        return self._ask({"text": schema, "value": value}, done)
+
+    def _ask(self, job: Report, done: Done) -> int:
         number = 0
         try:
             with self._sending:
@@ -101,7 +111,7 @@ class Hearth:
                     link = self._connect()
                     self._number = number = self._number + 1
                     self._jobs[number] = (link, done)
-                self._send(link, {"job": number, "backend": backend, "kind": kind.value, "text": text})
+                self._send(link, {"job": number, **job})
         except OSError as error:
             with self._lock:
                 untold = number == 0 or self._jobs.pop(number, None) is not None

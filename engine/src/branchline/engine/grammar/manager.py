@@ -8,6 +8,7 @@ called back exactly once, or not at all after it cancelled. Knows nothing of seq
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ from branchline.engine.grammar.pieces import Pieces
 from branchline.engine.grammar.refusal import GrammarInvalid, GrammarUnsupported
 from branchline.engine.grammar.store import Refusal, Store
 from branchline.engine.types import GrammarAsk
+
+logger = logging.getLogger(__name__)
 
 Ready = Callable[["Compiled | EngineError"], None]
 
@@ -126,6 +129,17 @@ class Manager:
             self.counters.hits += 1
         ready(known.error if isinstance(known, Refusal) else replace(known, compile_ms=0.0))
         return _nothing
+
+    def check(self, schema: str, text: str, ready: Callable[[bool | None], None]) -> None:
+        """Tell whether a text is a value of a JSON schema; None if that can't be told. Never on the caller's thread."""
+
+        def done(report: Report) -> None:
+            valid = report.get("valid")
+            if valid is None:
+                logger.warning("a best-effort answer could not be checked: %s", report)
+            ready(valid if isinstance(valid, bool) else None)
+
+        self._loader.submit(self._compiler.check, schema, text, done)
 
     def close(self) -> None:
         """Stop compiling; whoever still waits is told. Idempotent."""

@@ -5,10 +5,11 @@ State of a sequence, changed by masking and verifying on the loop's thread alone
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from branchline.engine.types import GrammarKind, GrammarReport
+from branchline.engine.types import Finish, GrammarKind, GrammarReport
 
 if TYPE_CHECKING:
     from branchline.engine.scheduler.masking import Fill
@@ -30,6 +31,7 @@ class Enforcing:
     way: list[int] | None = None
     at: int = -1  # how many tokens the sequence has where `way` begins
     steered: bool = False
+    later: Callable[[Finish], None] | None = None  # checks the finished text, then tells the finish
     late: Fill | None = None  # a mask that was not ready; the row waits for it
     needs_mask: bool = False  # verifying came to no end
     tokens: int = 0
@@ -62,4 +64,5 @@ class Enforcing:
             constrained_tokens=self.tokens,
             forced_tokens=self.forced,
             complete=complete,
+            enforced=self.later is None,
         )

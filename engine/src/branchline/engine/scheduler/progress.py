@@ -165,7 +165,7 @@ class Progress:
         delta.text += sequence.owed + sequence.text.finish()
         scheduled = now if sequence.scheduled_s is None else sequence.scheduled_s
         first = now if sequence.first_token_s is None else sequence.first_token_s
-        delta.finish = Finish(
+        finish = Finish(
             reason=reason,
             completion_tokens=sequence.generated,
             retractions=sequence.retractions,
@@ -177,7 +177,11 @@ class Progress:
             accepted=sequence.accepted,
             grammar=_report(sequence),
         )
-        return delta.finish
+        if sequence.enforcing is not None and sequence.enforcing.later is not None:
+            sequence.enforcing.later(finish)
+        else:
+            delta.finish = finish
+        return finish
 
 
 def _report(sequence: Sequence) -> GrammarReport | None:

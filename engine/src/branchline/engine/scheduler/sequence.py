@@ -48,6 +48,7 @@ class Group:
     places: int = 0  # of the worker's limits; guarded by the loop's condition
     given_up: bool = False  # answered from outside the loop, whose news are no longer sent
     withdraw: Callable[[], None] | None = None  # ends the wait for its constraint
+    loosened: bool = False  # best effort: less than its constraint is enforced, and the text checked
 
 
 @dataclass(slots=True, eq=False)
