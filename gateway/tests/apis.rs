@@ -20,13 +20,6 @@ async fn saying(
     given: &[(&str, &str)],
 ) -> (FakeEngine, Gateway) {
     let engine = FakeEngine::start(EngineSetup::default()).await.expect("a free port");
-    say(&engine, text, size, finish);
-    let gateway = Gateway::start(given, &[engine.url()]).await;
-    (engine, gateway)
-}
-
-/// Has an engine say `text` in pieces of `size` characters.
-pub(crate) fn say(engine: &FakeEngine, text: &str, size: usize, finish: FinishReason) {
     let characters: Vec<char> = text.chars().collect();
     let pieces: Vec<String> = characters.chunks(size).map(|piece| piece.iter().collect()).collect();
     engine.script(move |request| {
@@ -44,6 +37,8 @@ pub(crate) fn say(engine: &FakeEngine, text: &str, size: usize, finish: FinishRe
         acts.push(Act::finish(0, finish, pieces.len() as u32));
         acts
     });
+    let gateway = Gateway::start(given, &[engine.url()]).await;
+    (engine, gateway)
 }
 
 fn tools(names: &[&str]) -> Value {
@@ -58,11 +53,11 @@ fn chat(more: Value) -> String {
 
 /// What a chat answer says, whole or streamed.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Read {
-    pub(crate) content: String,
-    pub(crate) reasoning: String,
-    pub(crate) calls: Vec<(String, String)>,
-    pub(crate) finish: Value,
+struct Read {
+    content: String,
+    reasoning: String,
+    calls: Vec<(String, String)>,
+    finish: Value,
 }
 
 fn read_whole(answer: &Answer) -> Read {
@@ -114,7 +109,7 @@ fn read_stream(answer: &Answer) -> Read {
 }
 
 /// The answer in both modes, which must say the same.
-pub(crate) async fn both(gateway: &Gateway, more: Value) -> Read {
+async fn both(gateway: &Gateway, more: Value) -> Read {
     let whole = read_whole(&gateway.post("/v1/chat/completions", &chat(more.clone())).await);
     let mut streamed = more;
     streamed["stream"] = true.into();

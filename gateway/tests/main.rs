@@ -12,7 +12,6 @@ mod health;
 mod kit;
 mod limits;
 mod process;
-mod reasoned;
 mod reference;
 mod registration;
 mod relay;

@@ -108,9 +108,8 @@ impl Message {
 }
 
 fn choice(index: u32, sequence: Sequence, message: Message, spell: Option<&Spell>) -> ChatChoice {
-    let (finish_reason, matched_stop, grammar_info) = sequence
-        .end
-        .map_or((FinishReason::Abort, None, None), |end| (end.reason, end.matched, end.grammar));
+    let (finish_reason, matched_stop) =
+        sequence.end.map_or((FinishReason::Abort, None), |end| (end.reason, end.matched));
     let content = (!message.text.is_empty() || message.calls.is_empty()).then_some(message.text);
     ChatChoice {
         index,
@@ -124,7 +123,6 @@ fn choice(index: u32, sequence: Sequence, message: Message, spell: Option<&Spell
         logprobs: spell.map(|spell| ChatLogprobs::new(&sequence.logprobs, spell)),
         finish_reason,
         matched_stop,
-        grammar_info,
     }
 }
 
@@ -155,7 +153,7 @@ impl Chat {
 }
 
 fn delta(index: u32, delta: ChatDelta) -> ChunkChoice {
-    ChunkChoice { index, delta, logprobs: None, finish_reason: None, matched_stop: None, grammar_info: None }
+    ChunkChoice { index, delta, logprobs: None, finish_reason: None, matched_stop: None }
 }
 
 fn news(said: Said) -> ChatDelta {
@@ -202,7 +200,6 @@ impl Family for Chat {
             let last = ChunkChoice {
                 finish_reason: Some(end.reason),
                 matched_stop: end.matched,
-                grammar_info: end.grammar,
                 ..delta(index, ChatDelta::default())
             };
             self.chunk(&[last], false, out)?;

@@ -252,7 +252,6 @@ mod tests {
             completion_tokens: 1,
             retractions: 0,
             continuations: 0,
-            grammar: None,
             timings: None,
             message: String::new(),
         };
