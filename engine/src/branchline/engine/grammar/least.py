@@ -94,7 +94,7 @@ def shortest(schema: Any, root: Any, depth: int = 0) -> Short:
     for key, choose in (("allOf", max), ("anyOf", min), ("oneOf", min)):
         parts = schema.get(key)
         if isinstance(parts, list) and parts:
-            found.append(choose((shortest(part, root, depth + 1) for part in parts), key=_size))  # type: ignore[operator]
+            found.append(choose((shortest(part, root, depth + 1) for part in parts), key=_size))
     return max(found, key=_size)
 
 
