@@ -51,7 +51,7 @@ def test_a_new_plugin_registers_passes_its_test_and_is_a_choice(kind: str, tmp_p
     installed(folder, site)
     listed = run(site, "branchline.cli", "plugins", "--check")
     assert listed.returncode == 0, listed.stdout + listed.stderr
-    (row,) = [line.split() for line in listed.stdout.splitlines() if "acme-two" in line.split()]
+    (row,) = [line.split() for line in listed.stdout.splitlines() if line.split()[:2] == [kind, "acme-two"]]
     assert row[:6] == [kind, "acme-two", "1", "0.1.0", "branchline-acme-two", "loaded"] and "branchline_acme" in row[6]
     tested = run(site, "pytest", "-q", "-p", "no:cacheprovider", str(folder / "tests"), "--rootdir", str(folder))
     assert tested.returncode == 0, tested.stdout + tested.stderr
@@ -62,6 +62,7 @@ def test_a_new_plugin_registers_passes_its_test_and_is_a_choice(kind: str, tmp_p
         "quantization_methods": "--quantization",
         "attention_backends": "--attention-backend",
         "executors": "--executor",
+        "platforms": "--device",
     }.get(kind)
     if flag:
         accepted = run(site, "branchline.cli", "engine", "no-such-model.gguf", flag, "acme-two")

@@ -38,7 +38,9 @@ def find(env: Mapping[str, str]) -> Router:
     if path is None:
         raise RouterMissing(f"{NAME} is not installed: run pip install {NAME}, or name it in {ENV}")
     try:
-        shown = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=30, check=True, env=clean(env))
+        shown = subprocess.run(
+            [path, "--help"], capture_output=True, text=True, timeout=120, check=True, env=clean(env)
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise RouterMissing(f"{path} can't be run: {error}: run pip install --force-reinstall {NAME}") from None
     return Router(path, flags_of(shown.stdout))

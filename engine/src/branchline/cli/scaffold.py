@@ -247,6 +247,16 @@ class {cls}(Cpu):
     "{cls}",
     "branchline serve MODEL --executor torch --device {name}",
 )
+_GRAMMAR = Skeleton(
+    '''from branchline.engine.grammar.guidance import GuidanceBackend
+
+
+class {cls}(GuidanceBackend):
+    """Begins as ours. Members: branchline.engine.grammar.base.BaseGrammarBackend; suite: grammar.conformance."""
+''',
+    "{cls}",
+    "branchline serve MODEL --grammar-backend {name}",
+)
 SKELETONS = {
     "models": _MODEL,
     "executors": _EXECUTOR,
@@ -255,6 +265,7 @@ SKELETONS = {
     "eviction_policies": _EVICTION,
     "speculative_algorithms": _SPECULATIVE,
     "quantization_methods": _QUANTIZATION,
+    "grammar_backends": _GRAMMAR,
     "model_overrides": _OVERRIDES,
     "platforms": _PLATFORM,
     "hooks": _HOOK,

@@ -31,6 +31,8 @@ class OwnEngine:
             found = inspect_model(model)
         except EngineError as error:
             return Detection(0.0, error.message)
+        if found.spec.fallback:
+            return Detection(0.2, f"our engine has no family for {found.spec.architecture}: slowly, by transformers")
         return Detection(1.0, f"our engine has {found.spec.architecture}")
 
     def launch(self, ask: Ask) -> Command:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from branchline.engine.errors import LoadError
+from branchline.engine.model import unknown
 from branchline.engine.model.safetensors_file import SafetensorsFile, ShardedTensors
 from branchline.engine.model.spec import ModelSpec, SamplingDefaults, TokenizerFiles
 from branchline.registry import RegistryError, models
@@ -29,7 +30,7 @@ def read_folder(path: Path) -> tuple[ModelSpec, ShardedTensors, str, list[Path],
     try:
         family: Any = models.get(str(names[0]))
     except RegistryError as error:
-        raise LoadError(str(error), field="model.architecture") from error
+        family = unknown.family(str(names[0]), str(error))
     files = weight_files(path)
     tensors = ShardedTensors([SafetensorsFile(file) for file in files], _index(path))
     quantization = config.pop("quantization_config", None) or {}

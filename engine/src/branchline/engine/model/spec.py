@@ -54,6 +54,7 @@ class ModelSpec:
     `sliding_window` is the number of last positions a token may attend to (itself included), None for all.
     `qkv_bias` and `output_bias` say whether attention projections carry biases; `qk_norm` whether each
     query and key head is normalised before rotation. `eos_ids` is the union over every file that names one.
+    `fallback` marks an architecture without a family of ours: sizes are approximate, only `transformers` runs it.
     """
 
     architecture: str
@@ -77,6 +78,7 @@ class ModelSpec:
     bos_id: int | None = None
     tokenizer: TokenizerFiles = TokenizerFiles(b"")
     sampling: SamplingDefaults = SamplingDefaults()
+    fallback: bool = False
 
     @property
     def query_size(self) -> int:

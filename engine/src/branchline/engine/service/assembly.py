@@ -101,6 +101,8 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
     changed = overrides.apply(config, overrides.facts_of(loaded), given)
     if changed is not config:
         config, plan = changed, hardware.plan(changed)
+    if loaded.spec.fallback:
+        plan = _fallback_plan(config, loaded.spec)
     method = choose(config.quantization, loaded)
     if method is not None:
         loaded = method.open(loaded)
@@ -146,8 +148,10 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
     }
     if grammars is not None:
         used["grammar_backends"] = grammars.backends[0]
-    if plan.executor == "native":
-        del used["attention_backends"]  # it has its own
+    if loaded.spec.fallback:
+        del used["models"]  # none is registered
+    if plan.executor in ("native", "transformers"):
+        del used["attention_backends"]  # they have their own
     if method is not None:
         used["quantization_methods"] = method.name
     if drafter is not None:
@@ -164,6 +168,17 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
         grammars,
         chain,
     )
+
+
+def _fallback_plan(config: EngineConfig, spec: ModelSpec) -> hardware.Plan:
+    """The one executor that runs an architecture without a family of ours."""
+    if config.executor not in ("auto", "transformers"):
+        raise LoadError(
+            f"the executor {config.executor} has no family for {spec.architecture}: leave --executor out; the executor "
+            "transformers runs it, slowly",
+            field="executor",
+        )
+    return hardware.plan(replace(config, executor="transformers"))
 
 
 def _loop(chain: hooks.Chain) -> Callable[..., EngineLoop]:
