@@ -86,6 +86,12 @@ def test_a_plugins_platform_is_chosen_by_name_and_by_rank_where_it_has_a_device(
     assert "acme" in registry.platforms.names()
 
 
+def test_a_platform_that_lists_the_native_executor_runs_it(acme: type[Acme], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acme, "executors", ("native",))
+    made = plan(device="acme")
+    assert (made.executor, made.platform, hardware._room(_Spec(), made)) == ("native", "acme", 12345.0)  # type: ignore[arg-type]
+
+
 def test_its_room_is_what_the_pool_gets(acme: type[Acme]) -> None:
     assert hardware._room(_Spec(), plan(device="acme")) == 12345.0  # type: ignore[arg-type]
 

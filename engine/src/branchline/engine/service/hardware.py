@@ -49,7 +49,7 @@ def plan(config: EngineConfig) -> Plan:
     if executor == "torch" and importlib.util.find_spec("torch") is None:
         raise LoadError("the torch executor needs torch, which is not installed: run pip install 'branchline[torch]'")
     if executor == "native":
-        return _native_plan(config, why)
+        return _native_plan(config, platform, why)
     if config.weight_dtype != "auto":
         raise LoadError(
             f"weight-dtype {config.weight_dtype!r} is for the native executor and {executor} is to run: leave it out,"
@@ -128,16 +128,17 @@ def _method_executors(config: EngineConfig) -> tuple[str, ...]:
     return tuple(method.executors)
 
 
-def _native_plan(config: EngineConfig, why: list[str]) -> Plan:
-    """The CPU, weights as they are stored unless a dtype is named, and the executor's own attention."""
-    if config.device not in ("auto", "cpu"):
+def _native_plan(config: EngineConfig, platform: Platform | None, why: list[str]) -> Plan:
+    """A CPU, weights as they are stored unless a dtype is named, and the executor's own attention."""
+    if platform is not None and "native" not in platform.executors:
         raise LoadError("the native executor runs on the cpu: give --device cpu, or --executor torch", field="device")
-    why.append("device cpu: the native executor has no other")
+    name = "cpu" if platform is None else config.device
+    why.append(f"device {name}: the native executor has no other")
     if config.weight_dtype != "auto":
         why.append(f"weight dtype {config.weight_dtype}: requantised while loading")
     elif config.dtype == "auto":
         why.append("dtype auto: weights are computed as the file stores them")
-    return Plan("native", "cpu", config.dtype, "native", tuple(why), config.weight_dtype)
+    return Plan("native", "cpu", config.dtype, "native", tuple(why), config.weight_dtype, name)
 
 
 def gpus() -> list[str]:
