@@ -239,6 +239,33 @@ async fn a_worker_in_a_long_honest_prefill_loses_no_request() {
 }
 
 #[tokio::test]
+async fn a_worker_whose_stream_stands_still_gets_no_new_request_while_its_peer_goes_on() {
+    let stalled = worker(|seen| match String::from_utf8_lossy(&seen.body).contains("\"stream\":true") {
+        true => vec![event_stream(), chunk(b"data: 1\n\n"), Step::Hold],
+        false => answer(200, "fine"),
+    })
+    .await;
+    let good = worker(|_| answer(200, "fine")).await;
+    let given = [("policy", "least_load"), ("suspect_after", "50ms"), ("slow_start", "0")];
+    let gateway = Gateway::start(&given, &[stalled.url()]).await;
+    let mut stream = gateway.send("POST", "/v1/completions", &[], STREAM).await;
+    stream.read_until("data: 1").await;
+    let added = gateway.post("/workers", &format!(r#"{{"url":"{}"}}"#, good.url())).await;
+    assert_eq!(added.status, 202);
+    let suspected = async {
+        while state(&gateway, 0, "health").await != "suspected" {
+            assert_eq!(gateway.post("/v1/completions", PLAIN).await.text(), "fine");
+        }
+    };
+    tokio::time::timeout(crate::kit::PATIENCE, suspected).await.expect("it is suspected");
+    let before = seen(&stalled);
+    for _ in 0..10 {
+        assert_eq!(gateway.post("/v1/completions", PLAIN).await.text(), "fine");
+    }
+    assert_eq!(seen(&stalled), before, "new requests go elsewhere");
+}
+
+#[tokio::test]
 async fn errors_do_not_tell_addresses() {
     let gone = worker(|_| answer(200, "fine")).await;
     let gateway = Gateway::start(&[], &[gone.url()]).await;

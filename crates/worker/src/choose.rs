@@ -76,6 +76,7 @@ impl Fleet {
     fn fit<'a>(&self, serving: &[&'a Arc<Worker>], query: &RouteQuery<'_>) -> Vec<&'a Arc<Worker>> {
         let now = self.shared.clock.now();
         self.review(serving, now);
+        self.doubt_stalled(serving, now);
         let limit = self.shared.options.usage_limit;
         let mut fit = Vec::with_capacity(serving.len());
         let mut best = (Stand::Shut, i64::MIN);
@@ -110,6 +111,23 @@ impl Fleet {
         for position in review(&health, now) {
             let worker = serving[position];
             tracing::warn!(worker = %worker.url, "worker ejected: it fails far more often than its peers");
+        }
+    }
+
+    /// Puts workers in doubt whose streams stand still for far longer than predicted while a peer goes on.
+    fn doubt_stalled(&self, serving: &[&Arc<Worker>], now: Duration) {
+        for worker in serving {
+            let health = worker.health();
+            if worker.load.awaited() == 0 || health.is_in_doubt() {
+                continue;
+            }
+            let Some(limit) = health.stall_limit(worker.load.prefill_tokens()) else { continue };
+            let peer_moves = |peer: &&Arc<Worker>| peer.id != worker.id && peer.health().silence(now) < limit;
+            let silence = health.silence(now).min(worker.load.awaited_for(now));
+            if silence > limit && serving.iter().any(peer_moves) && health.suspect(limit, now) {
+                tracing::warn!(worker = %worker.url, ?limit, "worker is suspected: its streams stand still while others go on");
+                self.shared.metrics.worker_suspected.with([worker.url.clone()]).inc();
+            }
         }
     }
 

@@ -18,6 +18,10 @@ use crate::index::Reservation;
 pub(crate) struct Load {
     running: AtomicU64,
     prefill_tokens: AtomicU64,
+    /// Answers that have begun and whose readers wait for the worker, not it for them.
+    awaited: AtomicU64,
+    /// Microseconds of the fleet's clock at which the first of these began to be awaited.
+    awaited_since: AtomicU64,
     /// Requests that the worker reported beyond ours: other gateways'.
     foreign: AtomicU64,
     gauge: Gauge,
@@ -54,6 +58,23 @@ impl Load {
                 return;
             }
             told.await;
+        }
+    }
+
+    /// Answers that have begun and whose next piece is the worker's to bring.
+    pub(crate) fn awaited(&self) -> u64 {
+        self.awaited.load(Ordering::Relaxed)
+    }
+
+    /// How long one of them at least has been awaited without a break: a silence before that was nobody's loss.
+    pub(crate) fn awaited_for(&self, now: Duration) -> Duration {
+        now.saturating_sub(Duration::from_micros(self.awaited_since.load(Ordering::Relaxed)))
+    }
+
+    fn await_more(&self, now: Duration) {
+        if self.awaited.fetch_add(1, Ordering::Relaxed) == 0 {
+            let micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+            self.awaited_since.store(micros, Ordering::Relaxed);
         }
     }
 
@@ -100,6 +121,8 @@ pub struct LoadGuard {
     chosen: Duration,
     patience: Option<Duration>,
     begun: bool,
+    /// Counted as an answer whose next piece is awaited.
+    awaits: bool,
     /// Blocks this request will bring; released with the guard.
     reservation: Option<Reservation>,
 }
@@ -118,7 +141,18 @@ impl LoadGuard {
         let ahead = load.prefill_tokens.fetch_add(prefill, Ordering::Relaxed) + prefill;
         load.gauge.inc();
         let chosen = record.clock.now();
-        Self { load, record, entry: Some(entry), prefill, ahead, chosen, patience, begun: false, reservation }
+        Self {
+            load,
+            record,
+            entry: Some(entry),
+            prefill,
+            ahead,
+            chosen,
+            patience,
+            begun: false,
+            awaits: false,
+            reservation,
+        }
     }
 
     /// What to ask [`crate::Fleet::judge`] with while no byte has come; `None` if the worker is not judged by time.
@@ -137,8 +171,22 @@ impl LoadGuard {
     }
 
     /// More of the answer came.
-    pub fn progressed(&self) {
+    pub fn progressed(&mut self) {
         self.record.health.heard(self.record.clock.now());
+        self.rests();
+    }
+
+    /// The reader waits for more of an answer that has begun: a silence is the worker's from now on.
+    pub fn awaits(&mut self) {
+        if self.begun && !std::mem::replace(&mut self.awaits, true) {
+            self.load.await_more(self.record.clock.now());
+        }
+    }
+
+    fn rests(&mut self) {
+        if std::mem::take(&mut self.awaits) {
+            self.load.awaited.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Gives the verdict on the worker; the first one counts, and none is [`Verdict::Neutral`].
@@ -171,6 +219,7 @@ impl Drop for LoadGuard {
     fn drop(&mut self) {
         self.settle(Verdict::Neutral);
         self.unburden();
+        self.rests();
         self.load.gauge.dec();
         if self.load.running.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.load.idle.notify_waiters();
@@ -201,6 +250,27 @@ mod tests {
         drop(second);
         drop(first);
         assert_eq!((load.running(), load.prefill_tokens(), load.gauge.get()), (0, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_silence_counts_from_when_a_reader_waits() {
+        let (load, health) = (Arc::new(Load::default()), Arc::new(Health::new(HealthOptions::default())));
+        let mut guard = guard(&load, &health, 1);
+        guard.awaits();
+        assert_eq!(load.awaited(), 0, "its first byte is judged elsewhere");
+        guard.prefilled();
+        load.await_more(Duration::from_secs(7));
+        load.await_more(Duration::from_secs(8));
+        assert_eq!(load.awaited_for(Duration::from_secs(9)), Duration::from_secs(2));
+        load.awaited.store(0, Ordering::Relaxed);
+        guard.awaits();
+        guard.awaits();
+        assert_eq!(load.awaited(), 1);
+        guard.progressed();
+        assert_eq!(load.awaited(), 0, "a piece came");
+        guard.awaits();
+        drop(guard);
+        assert_eq!(load.awaited(), 0);
     }
 
     #[tokio::test]

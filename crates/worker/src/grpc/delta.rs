@@ -95,6 +95,9 @@ impl DeltaStream {
                 Poll::Ready(end)
             }
             Poll::Pending => {
+                if let Some(guard) = &mut self.guard {
+                    guard.awaits();
+                }
                 let Some(deadline) = &mut self.deadline else { return Poll::Pending };
                 std::task::ready!(deadline.as_mut().poll(cx));
                 self.done = true;

@@ -185,6 +185,22 @@ impl Health {
         self.in_doubt.store(false, Ordering::Release);
     }
 
+    /// How long an answer that has begun may be silent while `ahead` tokens of other prompts are computed; `None` if
+    /// that is not judged.
+    pub(crate) fn stall_limit(&self, ahead: u64) -> Option<Duration> {
+        let least = self.options.suspect_after? * 2;
+        match ahead {
+            0 => Some(least),
+            // A long prompt may hold up every stream of its worker.
+            ahead => Some(least + self.pace.predict(ahead)?.mul_f64(self.options.suspect_factor)),
+        }
+    }
+
+    /// How long no byte has come.
+    pub(crate) fn silence(&self, now: Duration) -> Duration {
+        now.saturating_sub(Duration::from_micros(self.heard.load(Ordering::Relaxed)))
+    }
+
     /// Whether a byte came after `since`.
     pub(crate) fn has_moved(&self, since: Duration) -> bool {
         self.heard.load(Ordering::Relaxed) > micros(since)

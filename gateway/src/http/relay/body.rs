@@ -105,6 +105,9 @@ impl Upstream {
                     return Poll::Ready(None);
                 }
                 Poll::Pending => {
+                    if let Some(guard) = &mut self.guard {
+                        guard.awaits();
+                    }
                     ready!(self.poll_limit(cx));
                     let error = self.limit_error();
                     return Poll::Ready(Some(Err(self.fail(error))));
