@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use branchline_core::Result;
 use branchline_telemetry::{Metrics, Traces};
-use branchline_worker::{BreakerOptions, BudgetOptions, Fleet, FleetOptions, HealthOptions, OutlierOptions};
+use branchline_worker::{
+    BreakerOptions, BudgetOptions, ClientFiles, ClientTls, Fleet, FleetOptions, HealthOptions, OutlierOptions,
+};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -21,6 +23,8 @@ pub struct App {
     pub fleet: Arc<Fleet>,
     /// What the operator wants.
     pub options: Options,
+    /// How workers are spoken to over TLS.
+    pub worker_tls: Arc<ClientTls>,
     /// Every series.
     pub metrics: Arc<Metrics>,
     /// Owner of every task that the gateway starts.
@@ -55,7 +59,13 @@ impl App {
     /// `InvalidArgument` if a worker's address can't be used.
     pub fn build(options: Options) -> Result<Arc<Self>> {
         let metrics = Arc::new(Metrics::default());
-        let fleet = Fleet::new(fleet_options(&options), Arc::clone(&metrics));
+        let worker_tls = ClientTls::load(ClientFiles {
+            ca: options.ca_cert_path.clone(),
+            cert: options.client_cert_path.clone(),
+            key: options.client_key_path.clone(),
+        })?;
+        let fleet = FleetOptions { tls: Arc::clone(&worker_tls), ..fleet_options(&options) };
+        let fleet = Fleet::new(fleet, Arc::clone(&metrics));
         if options.lease_key.is_none() {
             tracing::info!(
                 "lease-key is not set: lease ids are good at this gateway only, and until it stops"
@@ -73,6 +83,7 @@ impl App {
             fleet,
             options,
             metrics,
+            worker_tls,
             live: Arc::default(),
             leases,
             responses,

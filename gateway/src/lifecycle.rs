@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use branchline_core::Error;
 use branchline_telemetry::{LogFormat, init_logging};
+use branchline_worker::ServerTls;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -51,7 +52,12 @@ pub struct Server {
     app: Arc<App>,
     listener: TcpListener,
     metrics_listener: Option<TcpListener>,
+    admin_listener: Option<TcpListener>,
+    tls: Option<Arc<ServerTls>>,
 }
+
+/// Connections of operators at once: clients that take all of theirs must not lock operators out.
+const OPERATOR_CONNECTIONS: usize = 256;
 
 /// The runtime that serves; `threads` 0 takes one a CPU.
 ///
@@ -88,7 +94,14 @@ impl Server {
             Some(port) => Some(listen::open(&options.prometheus_host, port, "--prometheus-port").await?),
             None => None,
         };
-        Ok(Self { app: App::build(options)?, listener, metrics_listener })
+        let admin_listener = match options.admin_port {
+            Some(port) => Some(listen::open(&options.admin_host, port, "--admin-port").await?),
+            None => None,
+        };
+        let pair = options.tls_cert_path.clone().zip(options.tls_key_path.clone());
+        let ca = options.tls_client_ca_path.clone();
+        let tls = pair.map(|(cert, key)| ServerTls::load(cert, key, ca)).transpose()?;
+        Ok(Self { app: App::build(options)?, listener, metrics_listener, admin_listener, tls })
     }
 
     /// The address that clients reach, with the port that was taken.
@@ -104,6 +117,11 @@ impl Server {
         self.metrics_listener.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
+    /// Address of the operators' listener, if they have one of their own.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_listener.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+
     /// The parts, for tests and for the Python wheel.
     pub fn app(&self) -> &Arc<App> {
         &self.app
@@ -112,19 +130,38 @@ impl Server {
     /// Serves until `stop` resolves, then drains: no new connection, running requests up to the drain
     /// timeout, then none at all.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { app, listener, metrics_listener } = self;
+        let Self { app, listener, metrics_listener, admin_listener, tls } = self;
         let address =
             listener.local_addr().map_or_else(|_| app.options.host.clone(), |address| address.to_string());
-        tracing::info!(url = format!("http://{address}"), workers = app.options.worker_urls.len(), "serving");
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        tracing::info!(
+            url = format!("{scheme}://{address}"),
+            workers = app.options.worker_urls.len(),
+            "serving"
+        );
         let drain = CancellationToken::new();
         let slots = Arc::new(Semaphore::new(app.options.max_connections));
-        let main =
-            connection::Accept { app: Arc::clone(&app), slots: Arc::clone(&slots), drain: drain.clone() };
-        app.tracker.spawn(main.run(listener, http::service(&app)));
+        let accept = |slots: &Arc<Semaphore>, tls: Option<&Arc<ServerTls>>| connection::Accept {
+            app: Arc::clone(&app),
+            slots: Arc::clone(slots),
+            drain: drain.clone(),
+            tls: tls.cloned(),
+        };
+        app.tracker.spawn(accept(&slots, tls.as_ref()).run(listener, http::service(&app)));
         if let Some(listener) = metrics_listener {
-            let side = connection::Accept { app: Arc::clone(&app), slots, drain: drain.clone() };
-            app.tracker.spawn(side.run(listener, http::metrics_service(&app)));
+            app.tracker.spawn(accept(&slots, None).run(listener, http::metrics_service(&app)));
         }
+        if let Some(listener) = admin_listener {
+            if let Ok(address) = listener.local_addr() {
+                tracing::info!(url = format!("{scheme}://{address}"), "operators are served apart");
+            }
+            let slots = Arc::new(Semaphore::new(OPERATOR_CONNECTIONS));
+            app.tracker.spawn(accept(&slots, tls.as_ref()).run(listener, http::admin_service(&app)));
+        }
+        if let Some(tls) = tls {
+            app.tracker.spawn(tls.follow(drain.clone()));
+        }
+        app.tracker.spawn(Arc::clone(&app.worker_tls).follow(drain.clone()));
         stop.await;
         app.begin_drain();
         drain.cancel();

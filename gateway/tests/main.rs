@@ -1,5 +1,6 @@
 //! All of the gateway's integration tests in one program: each alone would link the whole stack anew.
 
+mod admin_port;
 mod admission;
 mod apis;
 mod continuation;
@@ -17,4 +18,5 @@ mod registration;
 mod relay;
 mod routing;
 mod slow_reader;
+mod tls;
 mod wire;

@@ -6,11 +6,13 @@ use branchline_core::{Error, Result};
 
 use crate::worker::Transport;
 
-/// A parsed `grpc://host:port` or `http://host:port`.
+/// A parsed `grpc://host:port` or `http://host:port`, `grpcs` and `https` included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
     /// How to speak to it.
     pub(crate) transport: Transport,
+    /// Within TLS.
+    pub(crate) tls: bool,
     /// `host:port`.
     pub(crate) authority: String,
 }
@@ -18,19 +20,24 @@ pub(crate) struct Address {
 /// Hosts that no registration may make us call: machines' metadata services, and addresses of no single machine.
 fn is_forbidden(host: &str) -> bool {
     let bare = host.trim_matches(['[', ']']).trim_end_matches('.').to_ascii_lowercase();
-    match bare.parse::<IpAddr>().map(|address| address.to_canonical()) {
-        Ok(IpAddr::V4(address)) => {
-            address.is_link_local() || address.is_multicast() || address.is_broadcast()
-        }
-        Ok(IpAddr::V6(address)) => {
-            let metadata = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
-            address.is_unicast_link_local() || address.is_multicast() || address == metadata
-        }
+    match bare.parse::<IpAddr>() {
+        Ok(address) => is_forbidden_ip(address),
         // Resolvers read numbers as addresses in other notations.
         Err(_) => {
             let last = bare.rsplit('.').next().unwrap_or_default();
             let numeric = last.starts_with("0x") || last.bytes().all(|byte| byte.is_ascii_digit());
             numeric || bare == "metadata" || bare == "metadata.google.internal"
+        }
+    }
+}
+
+/// The same of an address, whatever name led to it.
+pub(crate) fn is_forbidden_ip(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.is_link_local() || address.is_multicast() || address.is_broadcast(),
+        IpAddr::V6(address) => {
+            let metadata = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+            address.is_unicast_link_local() || address.is_multicast() || address == metadata
         }
     }
 }
@@ -50,13 +57,16 @@ impl Address {
             Err(Error::invalid(
                 "worker_url",
                 format!(
-                    "worker url '{url}' {why}; write grpc://host:port for an engine or http://host:port for another server"
+                    "worker url '{url}' {why}; write grpc://host:port for an engine or http://host:port for another server, \
+                     grpcs:// or https:// over TLS"
                 ),
             ))
         };
-        let (transport, rest) = match url.split_once("://") {
-            Some(("grpc", rest)) => (Transport::Grpc, rest),
-            Some(("http", rest)) => (Transport::Http, rest),
+        let (transport, tls, rest) = match url.split_once("://") {
+            Some(("grpc", rest)) => (Transport::Grpc, false, rest),
+            Some(("http", rest)) => (Transport::Http, false, rest),
+            Some(("grpcs", rest)) => (Transport::Grpc, true, rest),
+            Some(("https", rest)) => (Transport::Http, true, rest),
             Some((scheme, _)) => return refuse(&format!("has the unsupported scheme '{scheme}'")),
             None => return refuse("has no scheme"),
         };
@@ -72,10 +82,10 @@ impl Address {
         }
         let authority = match (authority.port_u16(), transport) {
             (Some(_), _) => authority.to_string(),
-            (None, Transport::Http) => format!("{authority}:80"),
+            (None, Transport::Http) => format!("{authority}:{}", if tls { 443 } else { 80 }),
             (None, Transport::Grpc) => return refuse("has no port"),
         };
-        Ok(Self { transport, authority })
+        Ok(Self { transport, tls, authority })
     }
 
     /// Refuses a `connection_mode` that contradicts the URL.
@@ -103,6 +113,9 @@ mod tests {
         assert_eq!(parsed("grpc://127.0.0.1:9000"), Ok((Transport::Grpc, "127.0.0.1:9000".into())));
         assert_eq!(parsed("http://worker-a:8000/"), Ok((Transport::Http, "worker-a:8000".into())));
         assert_eq!(parsed("http://worker-a"), Ok((Transport::Http, "worker-a:80".into())));
+        assert_eq!(parsed("https://worker-a"), Ok((Transport::Http, "worker-a:443".into())));
+        assert_eq!(parsed("grpcs://worker-a:9000"), Ok((Transport::Grpc, "worker-a:9000".into())));
+        assert!(Address::parse("https://a").unwrap().tls && !Address::parse("http://a").unwrap().tls);
         assert_eq!(parsed("grpc://[::1]:9000"), Ok((Transport::Grpc, "[::1]:9000".into())));
     }
 
@@ -111,7 +124,8 @@ mod tests {
         for url in [
             "",
             "localhost:1",
-            "https://a:1",
+            "https://a:1/v1",
+            "grpcs://a",
             "ftp://a:1",
             "grpc://a",
             "grpc://",

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use branchline_core::{Error, ErrorCode, Result};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 
 use crate::worker::Transport;
 
@@ -17,7 +16,7 @@ pub async fn speaks(authority: &str, limit: Duration) -> Result<Transport> {
         Error::new(ErrorCode::Unavailable, format!("{authority} does not tell what it speaks: {cause}"))
     };
     let ask = async {
-        let mut stream = TcpStream::connect(authority).await?;
+        let mut stream = crate::dial::tcp(authority).await?;
         let head = format!("GET /health HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).await?;
         let mut answer = Vec::with_capacity(16);

@@ -150,18 +150,11 @@ impl Fleet {
         let client = match address.transport {
             Transport::Grpc => {
                 let token = spec.api_key.as_deref().or(shared.options.worker_token.as_deref());
-                Client::Grpc(Engine::new(url, &address.authority, token, shared.options.clone())?)
+                Client::Grpc(Engine::new(url, address, token, shared.options.clone())?)
             }
             Transport::Http => {
                 let (status, tracker) = (status.clone(), shared.tracker.clone());
-                Client::Http(HttpWorker::new(
-                    url,
-                    &address.authority,
-                    &shared.options,
-                    status,
-                    tracker,
-                    cancel.clone(),
-                )?)
+                Client::Http(HttpWorker::new(url, address, &shared.options, status, tracker, cancel.clone())?)
             }
         };
         let load = Arc::new(Load::new(shared.metrics.worker_in_flight.with([url.to_owned()])));

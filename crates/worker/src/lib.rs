@@ -10,6 +10,7 @@ mod choose;
 mod clock;
 mod convert;
 mod detect;
+mod dial;
 mod fleet;
 mod grpc;
 mod health;
@@ -21,6 +22,7 @@ mod options;
 pub mod proto;
 mod route;
 mod spec;
+mod tls;
 mod tokenizers;
 mod worker;
 
@@ -38,6 +40,7 @@ pub use model::Model;
 pub use options::{BufferLimits, FleetOptions, SubmitOptions};
 pub use route::{CacheKey, Choice, Decision, RouteQuery};
 pub use spec::{ModelCard, ModelName, RUNTIMES, WorkerPatch, WorkerSpec};
+pub use tls::{ClientFiles, ClientTls, ServerTls, Wire};
 pub use worker::{Transport, Worker, WorkerInfo};
 
 pub use branchline_routing::{Candidate, PolicyKind};

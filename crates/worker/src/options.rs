@@ -1,6 +1,7 @@
 //! Settings of the fleet and of one request. Frozen once the fleet runs.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use branchline_routing::PolicyKind;
@@ -8,6 +9,7 @@ use branchline_routing::PolicyKind;
 use crate::clock::FleetClock;
 use crate::health::{BudgetOptions, HealthOptions};
 use crate::load::LoadGuard;
+use crate::tls::ClientTls;
 
 /// Bounds of what is held for one request whose reader lags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +45,8 @@ pub struct FleetOptions {
     pub usage_limit: f64,
     /// Bearer token sent to engines, and to HTTP workers' health and model probes.
     pub worker_token: Option<String>,
+    /// How workers are spoken to over TLS.
+    pub tls: Arc<ClientTls>,
     /// Name of this gateway in the engines' logs.
     pub gateway_id: String,
     /// Limit of a TCP connect and of each set-up call.
@@ -86,6 +90,7 @@ impl Default for FleetOptions {
             budget: BudgetOptions::default(),
             usage_limit: 1.0,
             worker_token: None,
+            tls: Arc::default(),
             gateway_id: "gateway".to_owned(),
             connect_timeout: Duration::from_secs(5),
             backoff_min: Duration::from_millis(50),

@@ -205,7 +205,7 @@ async fn silence_is_judged_by_what_was_predicted_and_by_the_peers() {
     assert_eq!(honest.worker.info().health, "well");
     assert!(honest.guard.watch().is_none(), "once it has begun, nobody asks");
 
-    let stuck = herd.fleet.choose(None, &QUERY).unwrap();
+    let mut stuck = herd.fleet.choose(None, &QUERY).unwrap();
     let watch = stuck.guard.watch().unwrap();
     step(watch.patience() + Duration::from_millis(1));
     assert!(matches!(herd.fleet.judge(&watch), Judgement::Wait(_)), "nobody else moved either");

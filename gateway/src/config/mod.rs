@@ -126,6 +126,14 @@ fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
     {
         faults.push(Fault::new(layers.place("host"), message));
     }
+    if let Err(message) = guard::check_admin_exposure(options) {
+        faults.push(Fault::new(layers.place("admin_host"), message));
+    }
+    if options.admin_port.is_some_and(|port| port != 0 && port == options.port) {
+        let message = format!("{} is the main port too; give another or leave it out", options.port);
+        faults.push(Fault::new(layers.place("admin_port"), message));
+    }
+    faults.extend(check_pairs(options, layers));
     if options.prometheus_port.is_some_and(|port| port != 0 && port == options.port) {
         let message = format!("{} is the main port too; give another or leave it out", options.port);
         faults.push(Fault::new(layers.place("prometheus_port"), message));
@@ -137,6 +145,28 @@ fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
     }
     if options.max_connections == 0 {
         faults.push(Fault::new(layers.place("max_connections"), "0 would serve nobody; give at least 1"));
+    }
+    faults
+}
+
+/// Files of TLS that say nothing without each other.
+fn check_pairs(options: &Options, layers: &Layers) -> Vec<Fault> {
+    let pair = |(cert, key): (&'static str, &'static str), given: (bool, bool)| {
+        let (there, missing) = match given {
+            (true, false) => (cert, key),
+            (false, true) => (key, cert),
+            _ => return None,
+        };
+        let message = format!("says nothing without --{}; give both", missing.replace('_', "-"));
+        Some(Fault::new(layers.place(there), message))
+    };
+    let served = (options.tls_cert_path.is_some(), options.tls_key_path.is_some());
+    let shown = (options.client_cert_path.is_some(), options.client_key_path.is_some());
+    let mut faults = Vec::from_iter(pair(("tls_cert_path", "tls_key_path"), served));
+    faults.extend(pair(("client_cert_path", "client_key_path"), shown));
+    if options.tls_client_ca_path.is_some() && !served.0 && !served.1 {
+        let message = "clients show certificates over TLS only; give --tls-cert-path and --tls-key-path";
+        faults.push(Fault::new(layers.place("tls_client_ca_path"), message));
     }
     faults
 }
@@ -153,13 +183,13 @@ fn check_worker_url(url: &str) -> Result<(), String> {
     if !url.contains("://") && url.parse::<http::uri::Authority>().is_ok_and(|at| at.port_u16().is_some()) {
         return Ok(());
     }
-    let known = ["http://", "grpc://"].iter().any(|scheme| url.starts_with(scheme));
+    let known = ["http://", "grpc://", "https://", "grpcs://"].iter().any(|scheme| url.starts_with(scheme));
     let parsed =
         url.parse::<http::Uri>().is_ok_and(|uri| uri.authority().is_some_and(|a| !a.host().is_empty()));
     match known && parsed {
         true => Ok(()),
         false => Err(format!(
-            "'{url}' is not a worker's address; give grpc://host:port, http://host:port or host:port"
+            "'{url}' is not a worker's address; give grpc://host:port, http://host:port (grpcs://, https:// over TLS) or host:port"
         )),
     }
 }

@@ -29,6 +29,24 @@ pub fn check_exposure(options: &Options) -> Result<(), String> {
     ))
 }
 
+/// The same for the operators' listener, where a client's key opens nothing.
+///
+/// # Errors
+/// A sentence that says what to do.
+pub fn check_admin_exposure(options: &Options) -> Result<(), String> {
+    let keyed = !options.api_key.is_empty() || options.admin_api_key.is_some();
+    let closed =
+        options.admin_port.is_none() || keyed || options.insecure || is_loopback(&options.admin_host);
+    match closed {
+        true => Ok(()),
+        false => Err(format!(
+            "{} can be reached from other machines and no admin's key is set; give --api-key, --api-key-file or \
+             --admin-api-key, listen on 127.0.0.1, or say --insecure to let anybody operate it",
+            options.admin_host
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

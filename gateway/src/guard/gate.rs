@@ -26,10 +26,19 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const EXPLAIN: HeaderName = HeaderName::from_static("x-branchline-explain");
 
+/// Who a gate's listener is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Surface {
+    /// Address that it listens on, as configured: one of the names that operators may call it by.
+    pub host: String,
+    /// Whether operators are served here. Where they are not, nobody is told what only they may see.
+    pub operators: bool,
+}
+
 /// What the gate needs to know.
 struct Rules {
     keys: Keys,
-    host: String,
+    surface: Surface,
     admission: Option<Arc<Admission>>,
     metrics: Arc<Metrics>,
     explanations: Arc<Explanations>,
@@ -46,10 +55,10 @@ pub struct Gate<S> {
 
 impl<S> Gate<S> {
     /// A gate before `inner`.
-    pub fn new(inner: S, keys: Keys, app: &App) -> Self {
+    pub fn new(inner: S, keys: Keys, surface: Surface, app: &App) -> Self {
         let rules = Rules {
             keys,
-            host: app.options.host.clone(),
+            surface,
             admission: Admission::of(&app.options),
             metrics: Arc::clone(&app.metrics),
             explanations: Arc::clone(&app.explanations),
@@ -71,7 +80,12 @@ impl Rules {
         let key = found.map(|(key, _)| key);
         let operator = || {
             let keyed = !self.keys.required() || found.is_some_and(|(_, role)| role == Role::Admin);
-            keyed && self.local(request, key.is_some()).is_ok()
+            self.surface.operators && keyed && self.local(request, key.is_some()).is_ok()
+        };
+        let access = match access {
+            // Here it is a path like any other that does not exist.
+            Access::Admin if !self.surface.operators => Access::Client,
+            access => access,
         };
         if access == Access::Open {
             // A probe is answered whoever asks; only what it tells differs.
@@ -96,7 +110,7 @@ impl Rules {
 
     fn local<B>(&self, request: &Request<B>, keyed: bool) -> Result<()> {
         let authority = request.uri().authority().map(http::uri::Authority::as_str);
-        origin::check(request.headers(), authority, &self.host, keyed)
+        origin::check(request.headers(), authority, &self.surface.host, keyed)
     }
 }
 

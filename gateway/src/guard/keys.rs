@@ -72,6 +72,12 @@ impl Keys {
         Self::new(admin.chain(user))
     }
 
+    /// The keys of the operators' own listener: users' among them, so that they are told why theirs opens nothing.
+    pub fn of_admin(options: &Options) -> Self {
+        let admin = options.api_key.iter().chain(&options.admin_api_key).map(|key| (key, Role::Admin));
+        Self::new(admin.chain(options.user_api_key.iter().map(|key| (key, Role::User))))
+    }
+
     /// One key, of an administrator.
     pub fn only(key: &Secret) -> Self {
         Self::new(std::iter::once((key, Role::Admin)))

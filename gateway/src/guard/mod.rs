@@ -12,7 +12,7 @@ mod routes;
 
 pub use admission::{Admission, Permit};
 pub use body::{BodyLimit, read_body};
-pub use exposure::{check_exposure, is_loopback};
-pub use gate::{Counted, Gate, Trusted};
+pub use exposure::{check_admin_exposure, check_exposure, is_loopback};
+pub use gate::{Counted, Gate, Surface, Trusted};
 pub use keys::{KeyFile, KeyHash, Keys, Role, hash_of, read_keys};
 pub use routes::{Access, Route, route_of};

@@ -20,13 +20,18 @@ use crate::guard::{Trusted, read_body};
 
 type Answered = std::result::Result<Response, Refusal>;
 
-/// All of this module's routes.
-pub(super) fn routes() -> Router<Arc<App>> {
-    metrics_routes()
+/// Probes, which every listener but that of metrics has.
+pub(super) fn probes() -> Router<Arc<App>> {
+    Router::new()
         .route("/health", get(health))
         .route("/health_generate", get(health))
         .route("/readiness", get(readiness))
         .route("/liveness", get(liveness))
+}
+
+/// This module's routes for operators.
+pub(super) fn routes() -> Router<Arc<App>> {
+    metrics_routes()
         .route("/server_info", get(info::server))
         .route("/get_server_info", get(info::server))
         .route("/get_model_info", get(info::model))

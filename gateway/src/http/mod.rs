@@ -39,7 +39,7 @@ use http_body_util::Full;
 use tower::Service as _;
 
 use crate::app::App;
-use crate::guard::{Counted, Gate, Keys};
+use crate::guard::{Counted, Gate, Keys, Surface};
 
 pub use answer::{Refusal, json, refuse};
 pub(crate) use answer::{is_anthropic, shape};
@@ -47,12 +47,14 @@ pub use explain::{Asked, Called, Explanations};
 pub use responses::ResponseStore;
 pub use scrape::Shown;
 
-/// All routes, without the gate before them.
-pub fn router(app: &Arc<App>) -> Router {
-    admin::routes()
-        .merge(workers::routes())
-        .merge(explain::routes())
-        .merge(chat::routes())
+/// Routes of operators.
+fn operators() -> Router<Arc<App>> {
+    admin::routes().merge(workers::routes()).merge(explain::routes())
+}
+
+/// Routes of clients.
+fn clients() -> Router<Arc<App>> {
+    chat::routes()
         .merge(completions::routes())
         .merge(generate::routes())
         .merge(leases::routes())
@@ -62,23 +64,36 @@ pub fn router(app: &Arc<App>) -> Router {
         .merge(vectors::routes())
         .merge(tokenize::routes())
         .merge(models::routes())
+}
+
+/// The routes of clients and of probes, and those of operators where they have no listener of their own.
+fn router(app: &Arc<App>, with_operators: bool) -> Router {
+    let routes = if with_operators { clients().merge(operators()) } else { clients() };
+    routes
+        .merge(admin::probes())
         .method_not_allowed_fallback(wrong_method)
         .fallback(relay::fallback)
         .with_state(Arc::clone(app))
 }
 
-/// What the main port serves: every route, behind the gate.
+/// What the main port serves, behind the gate.
 pub fn service(app: &Arc<App>) -> Gate<Router> {
-    gate(app, router(app), Keys::of(&app.options))
+    let operators = app.options.admin_port.is_none();
+    let surface = Surface { host: app.options.host.clone(), operators };
+    Gate::new(router(app, operators), Keys::of(&app.options), surface, app)
+}
+
+/// What the operators' port serves: their routes and probes, behind a gate of its own.
+pub fn admin_service(app: &Arc<App>) -> Gate<Router> {
+    let routes = operators().merge(admin::probes());
+    let router = routes.method_not_allowed_fallback(wrong_method).fallback(unknown_path);
+    let surface = Surface { host: app.options.admin_host.clone(), operators: true };
+    Gate::new(router.with_state(Arc::clone(app)), Keys::of_admin(&app.options), surface, app)
 }
 
 /// What the metrics port serves: /metrics, open to whoever reaches it.
 pub fn metrics_service(app: &Arc<App>) -> Router {
     admin::metrics_routes().fallback(unknown_path).with_state(Arc::clone(app))
-}
-
-fn gate(app: &Arc<App>, router: Router, keys: Keys) -> Gate<Router> {
-    Gate::new(router, keys, app)
 }
 
 /// Every route for callers in this process: no key, no socket, counted as all others.
@@ -91,7 +106,8 @@ pub type Answered = Counted;
 impl InProcess {
     /// Made once a gateway.
     pub fn new(app: &Arc<App>) -> Self {
-        Self(gate(app, router(app), Keys::default()))
+        let surface = Surface { host: app.options.host.clone(), operators: true };
+        Self(Gate::new(router(app, true), Keys::default(), surface, app))
     }
 
     /// Answers one request. Dropping the future, or the body, ends it.

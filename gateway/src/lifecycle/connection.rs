@@ -4,14 +4,17 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use branchline_worker::{ServerTls, Wire};
 use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
+use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
@@ -30,6 +33,7 @@ pub(super) struct Accept {
     pub(super) app: Arc<App>,
     pub(super) slots: Arc<Semaphore>,
     pub(super) drain: CancellationToken,
+    pub(super) tls: Option<Arc<ServerTls>>,
 }
 
 impl Accept {
@@ -68,11 +72,37 @@ impl Accept {
             };
             let (drain, stop) = (self.drain.clone(), self.app.stop.clone());
             let (builder, service) = (Arc::clone(&builder), service.clone());
+            let tls = self.tls.as_ref().map(|tls| tls.config());
             self.app.tracker.spawn(async move {
-                serve(&builder, (stream, patience), service, drain, stop).await;
+                let opened = tokio::select! {
+                    biased;
+                    () = stop.cancelled() => None,
+                    () = drain.cancelled(), if tls.is_some() => None,
+                    opened = open(stream, tls, patience) => opened,
+                };
+                if let Some(stream) = opened {
+                    serve(&builder, (stream, patience), service, drain, stop).await;
+                }
                 drop(slot);
             });
         }
+    }
+}
+
+/// The connection as the server reads it; a handshake has the time of a head. `None` if there was none.
+async fn open(stream: TcpStream, tls: Option<Arc<ServerConfig>>, patience: Duration) -> Option<Wire> {
+    // Without it, small stream chunks wait for the client's acknowledgement of the one before.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY");
+    }
+    let Some(config) = tls else { return Some(Wire::Plain(stream)) };
+    match tokio::time::timeout(patience, TlsAcceptor::from(config).accept(stream)).await {
+        Ok(Ok(stream)) => Some(Wire::Tls(Box::new(stream.into()))),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a handshake failed");
+            None
+        }
+        Err(_) => None,
     }
 }
 
@@ -94,7 +124,7 @@ fn builder(header_timeout: Duration) -> auto::Builder<TokioExecutor> {
 
 async fn serve<S, B>(
     builder: &auto::Builder<TokioExecutor>,
-    (stream, patience): (TcpStream, Duration),
+    (stream, patience): (Wire, Duration),
     service: S,
     drain: CancellationToken,
     stop: CancellationToken,
@@ -104,10 +134,6 @@ async fn serve<S, B>(
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<axum::BoxError>,
 {
-    // Without it, small stream chunks wait for the client's acknowledgement of the one before.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "no TCP_NODELAY");
-    }
     let stream = TokioIo::new(Screen::new(stream, patience, MAX_HEAD));
     let connection = builder.serve_connection(stream, TowerToHyperService::new(service));
     let mut connection = std::pin::pin!(connection);

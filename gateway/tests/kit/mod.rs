@@ -20,6 +20,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Gateway {
     pub address: SocketAddr,
     pub metrics_address: Option<SocketAddr>,
+    pub admin_address: Option<SocketAddr>,
     pub app: Arc<App>,
     stop: Option<oneshot::Sender<()>>,
     running: JoinHandle<()>,
@@ -49,12 +50,13 @@ impl Gateway {
     pub async fn start_cold(given: &[(&str, &str)], workers: &[String]) -> Self {
         let server = Server::bind(options(given, workers)).await.expect("a free port");
         let (address, metrics_address) = (server.address().expect("bound"), server.metrics_address());
+        let admin_address = server.admin_address();
         let app = Arc::clone(server.app());
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(server.run(async {
             drop(stopped.await);
         }));
-        Self { address, metrics_address, app, stop: Some(stop), running }
+        Self { address, metrics_address, admin_address, app, stop: Some(stop), running }
     }
 
     /// Asks for a stop and waits for its end.
@@ -98,25 +100,45 @@ impl Gateway {
         self.call("POST", path, &[], body).await
     }
 
+    /// As [`Self::call`], at the operators' own port.
+    pub async fn operate(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let address = self.admin_address.expect("a port for operators");
+        send_to(address, method, path, headers, body).await.answer().await
+    }
+
     /// Sends a request without reading.
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Client {
-        let mut client =
-            Client { stream: TcpStream::connect(self.address).await.expect("it listens"), read: Vec::new() };
-        let mut head = format!("{method} {path} HTTP/1.1\r\n");
-        if !headers.iter().any(|(name, _)| *name == "host") {
-            head.push_str(&format!("host: {}\r\n", self.address));
-        }
-        for (name, value) in headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
-        }
-        head.push_str(&format!("content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len()));
-        client.write(head.as_bytes()).await;
-        client
+        send_to(self.address, method, path, headers, body).await
     }
 
     pub async fn connect(&self) -> Client {
         Client { stream: TcpStream::connect(self.address).await.expect("it listens"), read: Vec::new() }
     }
+}
+
+/// A request as HTTP/1.1 spells it.
+pub fn spell(host: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> String {
+    let mut head = format!("{method} {path} HTTP/1.1\r\n");
+    if !headers.iter().any(|(name, _)| *name == "host") {
+        head.push_str(&format!("host: {host}\r\n"));
+    }
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    format!("{head}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
+}
+
+async fn send_to(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Client {
+    let stream = TcpStream::connect(address).await.expect("it listens");
+    let mut client = Client { stream, read: Vec::new() };
+    client.write(spell(&address.to_string(), method, path, headers, body).as_bytes()).await;
+    client
 }
 
 /// One client connection.
@@ -163,7 +185,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn parse(bytes: &[u8]) -> Self {
+    pub fn parse(bytes: &[u8]) -> Self {
         let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").unwrap_or_else(|| {
             panic!("no head: {:?}", String::from_utf8_lossy(bytes));
         });

@@ -30,8 +30,18 @@ class RouterOptions(TypedDict, total=False):
     """Address to listen on. Any other than a loopback address needs `--api-key`, `--api-key-file` or `--insecure`. Default: 127.0.0.1."""
     port: int
     """Port to listen on; 0 takes any free port. Default: 30000."""
+    admin_port: int
+    """Port of a listener of its own for operators' routes, which then are on no other; off without it. 0 takes any free port."""
+    admin_host: str
+    """Address of that listener. Any other than a loopback address needs an admin's key or `--insecure`. Default: 127.0.0.1."""
+    tls_cert_path: str
+    """PEM file with the certificate chain to serve over TLS with; off without it. Read again when it changes."""
+    tls_key_path: str
+    """PEM file with that certificate's key."""
+    tls_client_ca_path: str
+    """PEM file of authorities, one of which must have signed the certificate that every client then has to show."""
     worker_urls: Sequence[str]
-    """Workers: `grpc://host:port` for Branchline engines, `http://host:port` for any OpenAI-compatible server."""
+    """Workers: `grpc://host:port` for Branchline engines, `http://host:port` for any OpenAI-compatible server; `grpcs://` and `https://` over TLS."""
     policy: PolicyType | str
     """How a worker is chosen. Default: cache_aware."""
     model_policy: Sequence[str]
@@ -84,6 +94,12 @@ class RouterOptions(TypedDict, total=False):
     """Key of an administrator: the only one that may ask for the text of cached prompts (`GET /cache/tree`). Where clients need a key, it serves as one too."""
     insecure: bool
     """Serve on an address other than loopback without keys. Default: false."""
+    ca_cert_path: Sequence[str]
+    """PEM files of authorities that `https://` and `grpcs://` workers are trusted by, instead of the system's; read again when they change."""
+    client_cert_path: str
+    """PEM file with the certificate chain that is shown to workers over TLS."""
+    client_key_path: str
+    """PEM file with that certificate's key."""
     worker_token: str
     """Token sent to workers, as `Authorization: Bearer`."""
     lease_key: str
@@ -101,7 +117,7 @@ class RouterOptions(TypedDict, total=False):
     prometheus_host: str
     """Address of the listener that serves nothing but /metrics, without keys. Default: 127.0.0.1."""
     prometheus_port: int
-    """Port of that listener; off without it. /metrics is on the main port in any case."""
+    """Port of that listener; off without it. /metrics is with the operators' routes in any case."""
     otlp_endpoint: str
     """OTLP collector that gets a span a request over HTTP, such as http://127.0.0.1:4318; off without it."""
     log_level: str

@@ -20,7 +20,9 @@ pub use delta::DeltaStream;
 use mux::Mux;
 pub(crate) use session::supervise;
 
+use crate::address::Address;
 use crate::convert::error_from_status;
+use crate::dial::Dialer;
 use crate::model::Model;
 use crate::options::{FleetOptions, SubmitOptions};
 use crate::proto;
@@ -61,7 +63,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// What is known of one engine. The session fills it; requests read it.
 pub(crate) struct Engine {
     url: Arc<str>,
-    authority: String,
+    dialer: Dialer,
     token: Token,
     options: Arc<FleetOptions>,
     /// The live stream; none while not attached.
@@ -76,13 +78,13 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(
         url: &str,
-        authority: &str,
+        address: &Address,
         token: Option<&str>,
         options: Arc<FleetOptions>,
     ) -> Result<Self> {
         Ok(Self {
             url: url.into(),
-            authority: authority.to_owned(),
+            dialer: Dialer::new(address, &options.tls, b"h2"),
             token: Token::new(token)?,
             options,
             mux: ArcSwapOption::empty(),

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use branchline_core::{Error, ErrorCode, Result};
 use branchline_text::{ChatTemplate, SpecialTokens};
+use hyper_util::rt::TokioIo;
+use socket2::TcpKeepalive;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
 use tonic::{Code, Response, Status, Streaming};
@@ -22,6 +24,7 @@ use crate::proto::{
     AttachResponse, GetLoadRequest, GetModelInfoRequest, GetModelInfoResponse, GetTokenizerRequest, Hello,
     SubscribeKvEventsRequest, TokenizerManifest, Welcome, attach_response::Message,
 };
+use crate::tls::Wire;
 use crate::worker::Worker;
 
 /// Revision of the contract that this gateway speaks.
@@ -31,6 +34,8 @@ const MESSAGE_BYTES: usize = 64 << 20;
 /// Flow-control windows: a stream's, and the connection's, which must hold a lagging event stream and the rest.
 const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Silence of a connection after which the system asks whether the other end is there.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Polls of the load that may fail in a row before the connection counts as lost.
 const LOAD_FAILURES: u32 = 10;
 
@@ -100,19 +105,31 @@ async fn connect(engine: &Engine, shared: &Shared) -> Result<Client> {
         Error::new(ErrorCode::UpstreamFailed, format!("worker {} cannot be reached: {cause}", engine.url))
     };
     let limit = shared.options.connect_timeout;
-    let endpoint = Endpoint::from_shared(format!("http://{}", engine.authority))
+    let endpoint = Endpoint::from_shared(format!("http://{}", engine.dialer.authority()))
         .map_err(|cause| fail(&cause))?
-        .connect_timeout(limit)
-        .tcp_nodelay(true)
-        .tcp_keepalive(Some(Duration::from_secs(10)))
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW);
-    let channel = tokio::time::timeout(limit, endpoint.connect())
+    let dialer = engine.dialer.clone();
+    let dial = tower::service_fn(move |_| {
+        let dialer = dialer.clone();
+        async move { dialer.connect().await.and_then(kept_alive).map(TokioIo::new) }
+    });
+    let channel = tokio::time::timeout(limit, endpoint.connect_with_connector(dial))
         .await
         .map_err(|_| fail(&format!("no connection within {} ms", limit.as_millis())))?
         .map_err(|cause| fail(&root_cause(&cause)))?;
     let token: Token = engine.token.clone();
     Ok(EngineClient::with_interceptor(channel, token).max_decoding_message_size(MESSAGE_BYTES))
+}
+
+/// A machine that is gone answers no probe of the system's, and its streams end.
+fn kept_alive(wire: Wire) -> std::io::Result<Wire> {
+    let stream = match &wire {
+        Wire::Plain(stream) => stream,
+        Wire::Tls(stream) => stream.get_ref().0,
+    };
+    socket2::SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEP_ALIVE))?;
+    Ok(wire)
 }
 
 /// The innermost cause: transport errors hide "connection refused" behind "transport error".

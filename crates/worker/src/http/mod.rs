@@ -23,6 +23,8 @@ pub use body::ResponseBody;
 use pool::{Lease, Pool};
 pub(crate) use probe::watch;
 
+use crate::address::Address;
+use crate::dial::Dialer;
 use crate::options::FleetOptions;
 use crate::worker::Status;
 
@@ -43,17 +45,17 @@ pub struct HttpWorker {
 impl HttpWorker {
     pub(crate) fn new(
         url: &str,
-        authority: &str,
+        address: &Address,
         options: &FleetOptions,
         status: Arc<Status>,
         tracker: TaskTracker,
         cancel: CancellationToken,
     ) -> Result<Self> {
-        let host = HeaderValue::from_str(authority).map_err(|_| {
+        let host = HeaderValue::from_str(&address.authority).map_err(|_| {
             Error::invalid("worker_url", format!("worker url '{url}' has a host that no header can carry"))
         })?;
         let pool = Pool {
-            authority: authority.to_owned(),
+            dialer: Dialer::new(address, &options.tls, b"http/1.1"),
             connect_timeout: options.connect_timeout,
             idle_timeout: options.idle_timeout,
             idle_limit: options.idle_connections,

@@ -10,10 +10,11 @@ use http_body_util::Full;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use crate::dial::Dialer;
 
 /// A connection whose answer has just ended becomes ready within a turn of its task; longer means it is stuck.
 const SETTLE: Duration = Duration::from_millis(2);
@@ -24,7 +25,7 @@ const STALE_AFTER: Duration = Duration::from_secs(1);
 /// Idle connections and how to make more.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    pub(crate) authority: String,
+    pub(crate) dialer: Dialer,
     pub(crate) connect_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) idle_limit: usize,
@@ -96,15 +97,14 @@ impl Pool {
     pub(crate) async fn connect(self: &Arc<Self>) -> Result<Lease> {
         let fail = |cause: &dyn std::fmt::Display| {
             // Clients learn what happened, not where.
-            tracing::debug!(worker = %self.authority, %cause, "the worker cannot be reached");
+            tracing::debug!(worker = self.dialer.authority(), %cause, "the worker cannot be reached");
             Error::new(ErrorCode::Unavailable, "the worker cannot be reached; try again")
                 .with_retry_after(Duration::from_secs(1))
         };
-        let stream = tokio::time::timeout(self.connect_timeout, TcpStream::connect(&self.authority))
+        let stream = tokio::time::timeout(self.connect_timeout, self.dialer.connect())
             .await
             .map_err(|_| fail(&format!("no connection within {} ms", self.connect_timeout.as_millis())))?
             .map_err(|cause| fail(&cause))?;
-        stream.set_nodelay(true).map_err(|cause| fail(&cause))?;
         let (sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|cause| fail(&cause))?;
         let cancel = self.cancel.clone();
