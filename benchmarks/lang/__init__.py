@@ -1,0 +1,1 @@
+"""Programs as benchmarks: the language beside the same prompts sent by hand."""
