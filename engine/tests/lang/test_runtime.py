@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ class Server:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, Any]] = []
+        self.headers: list[Mapping[str, str]] = []
         self.answers: dict[str, Any] = {}
         self.url = ""
         self._loop = asyncio.new_event_loop()
@@ -46,6 +47,7 @@ class Server:
         raw = await request.read()
         body = json.loads(raw) if raw else None
         self.seen.append((request.method, request.path, body))
+        self.headers.append(request.headers)
         answer = self.answers[request.path.split("/lease-1")[0]](body)
         if isinstance(answer, web.Response):
             return answer
@@ -159,6 +161,21 @@ def test_a_fork_holds_its_prefix_and_lets_it_go(server: Server) -> None:
     assert first == ("POST", "/v1/leases", {"prompt": "root", "ttl_ms": 60000})
     assert [body["lease"] for _, _, body in calls] == [{"id": "lease-1"}] * 2
     assert last == ("DELETE", "/v1/leases/lease-1", None)
+
+
+def test_all_calls_of_a_run_are_of_one_session_and_of_no_other_runs(server: Server) -> None:
+    server.answers["/generate"] = lambda body: answer("v")
+    server.answers["/v1/leases"] = lambda body: {"id": "lease-1", "tokens": 16, "ttl_ms": 60000}
+    sessions = []
+    for _ in range(2):
+        server.headers.clear()
+        tree.run(backend=bl.Runtime(server.url))
+        calls = [headers for headers in server.headers if "x-branchline-program" in headers]
+        assert len(calls) == 3
+        assert calls[1]["x-branchline-fork-width"] == "2"
+        sessions.append({headers["x-branchline-session"] for headers in calls})
+    assert [len(found) for found in sessions] == [1, 1]
+    assert sessions[0] != sessions[1]
 
 
 @pytest.mark.parametrize("status", [404, 429, 501])

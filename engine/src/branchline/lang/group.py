@@ -13,7 +13,7 @@ from branchline.lang.errors import CancelledError, JoinError, Place, ProgramErro
 from branchline.lang.values import MISSING, Variable
 
 LEASE_TTL_MS = 60_000
-RELEASE_S = 10.0
+RELEASE_S = 2.0  # a frozen server must not hold a program much past its deadline
 
 
 class Group:

@@ -229,7 +229,10 @@ def check_regex(name: str, value: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What `@function(hints=…)` says ahead: branches, tokens a call. Sent as headers; no gateway reads them yet."""
+    """What `@function(hints=…)` says ahead: branches, and tokens a call, which also are its default max_tokens.
+
+    Sent as headers, which the gateway does not read; it does read which program (session) a call is of.
+    """
 
     fork_width: int | None = None
     expected_tokens: int | None = None

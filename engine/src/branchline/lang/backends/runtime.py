@@ -258,7 +258,8 @@ class Runtime(Backend):
     def _request_headers(self, context: Context | None) -> dict[str, str]:
         if context is None:
             return {}
-        headers = {"x-branchline-program": context.program}
+        # The gateway keeps requests of one session together where its policy does (sticky, consistent_hashing).
+        headers = {"x-branchline-program": context.program, "x-branchline-session": context.program}
         if context.fork_width:
             headers["x-branchline-fork-width"] = str(context.fork_width)
         if context.expected_tokens:
