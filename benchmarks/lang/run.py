@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -146,11 +147,13 @@ def main() -> None:
         for name in given.shapes.split(","):
             rounds = 1 if given.pool_share else given.rounds
             out[name] = asyncio.run(measure(server.base_url, SHAPES[name], numbers, rounds))
+            print(name, json.dumps(out[name]), file=sys.stderr, flush=True)
     if given.pool_share:
         for name, full in out.items():
             pool = int(given.pool_share * full["working_set"]) // PAGE * PAGE
             with bl.Engine(given.model, workers=given.workers, max_total_tokens=pool) as server:
                 out[name] = {"pool": pool, **asyncio.run(measure(server.base_url, SHAPES[name], numbers, given.rounds))}
+            print(name, json.dumps(out[name]), file=sys.stderr, flush=True)
     print(json.dumps(out, indent=1))
 
 

@@ -403,3 +403,25 @@ def test_a_program_inside_another_fails_with_the_inner_line() -> None:
 
     with pytest.raises(bl.ProgramError, match=r"test_interruptions\.py:\d+"):
         outer.run(backend=bl.Mock(answers=[bl.BackendError("no")]))
+
+
+def test_a_parent_that_writes_between_fork_and_join_loses_no_text_of_its_branches() -> None:
+    @bl.function
+    def both(s: bl.State) -> str:
+        s += "root"
+        forks = s.fork(2)
+        s += " between"
+        forks += " branch" + bl.gen("a")
+        forks.join("concate_and_append")
+        return s.text()
+
+    assert both.run(backend=bl.Mock()).ret_value == "root between branchanswer branchanswer"
+
+
+def test_what_is_no_backend_and_no_item_is_refused_by_name() -> None:
+    with pytest.raises(bl.ArgumentError, match="backend is 'http://x'"):
+        pick_me.run(backend="http://x")  # type: ignore[arg-type]
+    with pytest.raises(bl.ArgumentError, match="backend is 'http://x'"):
+        bl.set_default_backend("http://x")  # type: ignore[arg-type]
+    with pytest.raises(bl.ArgumentError, match="item 1 of the batch is 7"):
+        pick_me.run_batch([{}, 7], backend=bl.Mock())  # type: ignore[list-item]

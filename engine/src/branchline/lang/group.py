@@ -28,6 +28,7 @@ class Group:
         self.failed: tuple[int, ProgramError] | None = None
         self.over = False
         self._renewal: asyncio.Task[None] | None = None
+        self._start = 0  # where the branches' own text begins
         for branch in self.branches:
             branch.group = self
             branch.fork_width = size
@@ -42,6 +43,7 @@ class Group:
             )
             if self.lease is not None and self.lease.ttl_ms:
                 self._renewal = asyncio.get_running_loop().create_task(self._renew(self.lease))
+        self._start = len(parent.text)
         for branch in self.branches:
             branch.take_over(parent)
             branch.lease = self.lease or parent.lease
@@ -122,9 +124,8 @@ class Group:
         for name, variable in variables.items():
             variable.finish([_value(branch, name, self.collect) for branch in self.branches])
         if append:
-            start = len(self.parent.text)
             for branch in self.branches:
-                self.parent.write(branch.text[start:])
+                self.parent.write(branch.text[self._start :])
 
 
 def _value(branch: Branch, name: str, collect: bool) -> Any:

@@ -15,7 +15,7 @@ from branchline.lang.backends.base import Backend
 from branchline.lang.errors import ArgumentError, CancelledError, DeadlineError
 from branchline.lang.ir import Hints, Sampling, check_seconds, texts
 from branchline.lang.log import Log
-from branchline.lang.run import Run, Settings, default_backend, set_default_backend
+from branchline.lang.run import Run, Settings, check_backend, default_backend, set_default_backend
 from branchline.lang.state import State
 from branchline.lang.values import MISSING
 
@@ -168,7 +168,13 @@ class Program:
         limit = MOST_AT_ONCE if num_threads == "auto" else num_threads
         if not isinstance(limit, int) or limit < 1:
             raise ArgumentError(f"num_threads is {num_threads!r}: give auto or a whole number of at least 1")
-        results = run_batch(self, list(batch), settings, rest, limit, on_error, progress, progress_bar)
+        batch = list(batch)
+        for index, item in enumerate(batch):
+            if not isinstance(item, Mapping):
+                raise ArgumentError(
+                    f"item {index} of the batch is {item!r:.60}: give a dict of arguments"
+                )
+        results = run_batch(self, batch, settings, rest, limit, on_error, progress, progress_bar)
         return results if generator_style else list(results)
 
     # ---- driving -------------------------------------------------------------------------------
@@ -269,6 +275,7 @@ def _settings(
 ) -> tuple[Settings, dict[str, Any]]:
     """Splits run options from the program's arguments; a name of both is the program's."""
     check_seconds("timeout_s", timeout_s)
+    check_backend(backend)
     rest = dict(kwargs)
     sampling: dict[str, Any] = {}
     if "max_new_tokens" in rest and "max_new_tokens" not in program.parameters:

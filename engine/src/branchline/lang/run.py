@@ -14,7 +14,7 @@ from branchline.lang import hosts
 from branchline.lang.backends.base import Backend, GenCall, Markup, Scores, SelectCall
 from branchline.lang.branch import Branch
 from branchline.lang.calls import Answer
-from branchline.lang.errors import CancelledError, LangError
+from branchline.lang.errors import ArgumentError, CancelledError, LangError
 from branchline.lang.ir import Gen, Hints, Sampling, Select
 from branchline.lang.log import Log
 from branchline.lang.trace import Block, Trace
@@ -30,7 +30,14 @@ DEFAULT_MAX_TOKENS = 128
 def set_default_backend(backend: Backend | None) -> None:
     """The backend of programs that are given none."""
     global _default
+    check_backend(backend)
     _default = backend
+
+
+def check_backend(backend: object) -> None:
+    """A typed error for what is no backend, such as an address."""
+    if backend is not None and not isinstance(backend, Backend):
+        raise ArgumentError(f"backend is {backend!r:.80}: give Runtime(url), OpenAI(model) or another backend object")
 
 
 def default_backend() -> Backend:
