@@ -171,9 +171,7 @@ class Program:
         batch = list(batch)
         for index, item in enumerate(batch):
             if not isinstance(item, Mapping):
-                raise ArgumentError(
-                    f"item {index} of the batch is {item!r:.60}: give a dict of arguments"
-                )
+                raise ArgumentError(f"item {index} of the batch is {item!r:.60}: give a dict of arguments")
         results = run_batch(self, batch, settings, rest, limit, on_error, progress, progress_bar)
         return results if generator_style else list(results)
 
