@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use branchline_core::WorkerId;
 use branchline_prefix::hash::chain_all;
-use branchline_routing::{Ask, Batch, BlockIndex, Candidate, Change, PolicyKind};
+use branchline_routing::{Ask, Batch, BlockIndex, Candidate, Change, PolicyKind, Uses};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -46,11 +46,15 @@ fn main() {
     let asked: Vec<Vec<u64>> = (0..2000)
         .map(|_| prompt(random.random_range(0..1000), random.random_range(0..(workers * blocks) as u32)))
         .collect();
+    let uses = Uses::default();
+    asked.iter().for_each(|hashes| uses.note(hashes, PAGE));
     let policy = PolicyKind::CacheAware.build();
     let mut times: Vec<Duration> = Vec::new();
     for hashes in &asked {
         let start = Instant::now();
         let found = index.matches(hashes, &ids);
+        let most = found.iter().copied().max().unwrap_or(0);
+        let copies = uses.copy_cost(&hashes[..most], PAGE);
         let candidates: Vec<Candidate> = ids
             .iter()
             .zip(found)
@@ -58,8 +62,10 @@ fn main() {
                 worker: *worker,
                 name: u64::from(worker.0),
                 uncached_tokens: (PROMPT - found * PAGE) as u64,
+                copied_tokens: copies.of(found) as u64,
                 queued_tokens: 0,
                 running: 1,
+                surplus_tokens: 0,
                 usage: 0.5,
                 speed: 1.0,
             })

@@ -9,7 +9,9 @@ mod identity;
 mod policy;
 mod slots;
 mod text;
+mod uses;
 
 pub use block::{Batch, BlockIndex, Change, Gap};
 pub use policy::{Ask, Candidate, Policy, PolicyKind};
 pub use text::{BLOCK_BYTES, TextIndex};
+pub use uses::{CopyCost, Uses};

@@ -23,10 +23,14 @@ pub struct Candidate {
     pub name: u64,
     /// Prompt tokens it would have to compute.
     pub uncached_tokens: u64,
+    /// Tokens of the prompt that others have cached and it lacks, each by the square of how often it was asked for lately.
+    pub copied_tokens: u64,
     /// Prompt tokens of its other requests not computed yet.
     pub queued_tokens: u64,
     /// Its requests from choice to last byte.
     pub running: u64,
+    /// Prompt tokens it was sent lately beyond what the least of its peers was.
+    pub surplus_tokens: u64,
     /// Share of its KV pool in use, [0, 1]; 0 if unknown.
     pub usage: f64,
     /// How much it gets done beside a usual worker, above 0; less while it warms up or if it is dear.
@@ -147,6 +151,14 @@ impl FromStr for PolicyKind {
 const RUNNING_TOKENS: f64 = 64.0;
 /// Tokens of prefill that a KV pool costs for each full pool's worth it is used over what is left.
 const PRESSURE_TOKENS: f64 = 300.0;
+/// What a token that must be computed a second time costs the fleet beyond its computation: its copy pushes others out
+/// of a cache. Bounded, so that no conversation waits for ever for the worker that has it.
+const COPY_WEIGHT: f64 = 24.0;
+const COPY_MOST: f64 = 12_000.0;
+/// Tokens of prefill that a token sent beyond a peer's share is worth, and the most they come to: enough to choose
+/// among equals, too little to flood a newcomer.
+const SURPLUS_WEIGHT: f64 = 0.02;
+const SURPLUS_MOST: f64 = 500.0;
 
 impl Candidate {
     /// Load in tokens of a usual worker, the request's own prompt left out.
@@ -154,10 +166,14 @@ impl Candidate {
         (self.queued_tokens as f64 + self.standing()) / self.speed
     }
 
-    /// The request's own prompt and load. Queued prompts count half: computing a prefix twice costs the fleet its
-    /// whole length, waiting for it costs this request some time, so twins in flight stay together.
+    /// The request's own prompt, what a copy of it costs the fleet, and load. Queued prompts count half: computing a
+    /// prefix twice costs the fleet its whole length, waiting for it costs this request some time, so twins in flight
+    /// stay together.
     pub fn cost(&self) -> f64 {
-        (self.uncached_tokens as f64 + self.queued_tokens as f64 / 2.0 + self.standing()) / self.speed
+        let copies = (self.copied_tokens as f64 * COPY_WEIGHT).min(COPY_MOST);
+        let surplus = (self.surplus_tokens as f64 * SURPLUS_WEIGHT).min(SURPLUS_MOST);
+        let waits = self.uncached_tokens as f64 + self.queued_tokens as f64 / 2.0;
+        (waits + copies + surplus + self.standing()) / self.speed
     }
 
     /// What its running requests and its full pool cost a newcomer.

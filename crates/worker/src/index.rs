@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use branchline_core::WorkerId;
-use branchline_routing::{Batch, BlockIndex, Change, Gap, TextIndex};
+use branchline_routing::{Batch, BlockIndex, Change, Gap, TextIndex, Uses};
 use parking_lot::{Mutex, RwLock};
 
 use crate::proto::{SubscribeKvEventsResponse, kv_event::Change as Event};
@@ -14,12 +14,13 @@ use crate::proto::{SubscribeKvEventsResponse, kv_event::Change as Event};
 pub(crate) struct Index {
     pub(crate) blocks: RwLock<BlockIndex>,
     pub(crate) texts: Mutex<TextIndex>,
+    pub(crate) uses: Uses,
 }
 
 impl Index {
     pub(crate) fn new(text_bytes: usize, text_ttl: Duration, block_bytes: usize) -> Arc<Self> {
         let texts = Mutex::new(TextIndex::new(text_bytes, text_ttl));
-        Arc::new(Self { blocks: RwLock::new(BlockIndex::new(block_bytes)), texts })
+        Arc::new(Self { blocks: RwLock::new(BlockIndex::new(block_bytes)), texts, uses: Uses::default() })
     }
 
     /// Takes a batch of an engine's events.

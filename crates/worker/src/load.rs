@@ -24,6 +24,7 @@ pub(crate) struct Load {
     awaited_since: AtomicU64,
     /// Requests that the worker reported beyond ours: other gateways'.
     foreign: AtomicU64,
+    recent: Recent,
     gauge: Gauge,
     /// Told when `running` has come to zero.
     idle: Notify,
@@ -48,6 +49,16 @@ impl Load {
     /// The worker says how many requests it has in all.
     pub(crate) fn reported(&self, all: u64) {
         self.foreign.store(all.saturating_sub(self.running()), Ordering::Relaxed);
+    }
+
+    /// Prompt tokens sent to it lately.
+    pub(crate) fn recent(&self, now: Duration) -> u64 {
+        self.recent.read(now) as u64
+    }
+
+    /// A prompt of so many tokens goes there.
+    pub(crate) fn sent(&self, tokens: u64, now: Duration) {
+        self.recent.add(tokens as f32, now);
     }
 
     /// Completes when no request is left.
@@ -81,6 +92,35 @@ impl Load {
     /// Uncached prompt tokens of requests without a first token yet.
     pub(crate) fn prefill_tokens(&self) -> u64 {
         self.prefill_tokens.load(Ordering::Relaxed)
+    }
+}
+
+/// A sum that halves every minute: the sum in the upper half, in the lower one the milliseconds of its last change.
+#[derive(Debug, Default)]
+struct Recent(AtomicU64);
+
+impl Recent {
+    const HALF_LIFE_MS: f32 = 60_000.0;
+
+    fn read(&self, now: Duration) -> f32 {
+        Self::faded(self.0.load(Ordering::Relaxed), now)
+    }
+
+    fn add(&self, more: f32, now: Duration) {
+        let grown = |packed| {
+            let sum = Self::faded(packed, now) + more;
+            Some(u64::from(sum.to_bits()) << 32 | u64::from(now.as_millis() as u32))
+        };
+        // The closure never declines.
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown);
+    }
+
+    fn faded(packed: u64, now: Duration) -> f32 {
+        // Wraps after 49 days: a worker idle for longer counts as just used, for a minute.
+        let age = (now.as_millis() as u32).wrapping_sub(packed as u32);
+        // Another thread may have read a later clock.
+        let age = if age > u32::MAX / 2 { 0 } else { age };
+        f32::from_bits((packed >> 32) as u32) * (-(age as f32) / Self::HALF_LIFE_MS).exp2()
     }
 }
 
@@ -236,6 +276,16 @@ mod tests {
         let record = Record { url: "w".into(), health: health.clone(), clock: FleetClock::default() };
         let entry = health.enter(record.clock.now()).unwrap();
         LoadGuard::new(load.clone(), record, entry, prefill, None, None)
+    }
+
+    #[test]
+    fn tokens_sent_lately_halve_every_minute() {
+        let (load, second) = (Load::default(), Duration::from_secs(1));
+        assert_eq!(load.recent(second), 0);
+        load.sent(1000, second);
+        load.sent(600, second * 61);
+        assert_eq!((load.recent(second * 61), load.recent(second * 121)), (1100, 550));
+        assert_eq!(load.recent(second * 60), 1100, "a clock that is behind");
     }
 
     #[tokio::test]

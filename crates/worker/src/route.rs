@@ -82,6 +82,8 @@ pub struct Decision {
 
 /// Bytes of prompt text that pass for one token where nothing tokenises.
 const BYTES_PER_TOKEN: u64 = 4;
+/// Tokens of a block of the approximate index.
+const BLOCK_TOKENS: usize = BLOCK_BYTES / BYTES_PER_TOKEN as usize;
 /// How much of a prompt's beginning names it for `prefix_hash`.
 const PREFIX_TOKENS: usize = 256;
 const PREFIX_BYTES: usize = PREFIX_TOKENS * BYTES_PER_TOKEN as usize;
@@ -110,6 +112,8 @@ struct Hashed {
 #[derive(Debug, Clone, Default)]
 struct Prediction {
     cached: u64,
+    /// What others have of it and it lacks, by use.
+    copied: u64,
     /// Blocks of it.
     blocks: usize,
     /// For a reservation; empty for HTTP workers.
@@ -145,14 +149,18 @@ impl Router {
         let now = self.clock.now();
         let (predictions, text_hashes) = self.predict(policy.kind(), eligible, query);
         let speeds = speeds(eligible, now);
+        let recent: SmallVec<[u64; 64]> = eligible.iter().map(|worker| worker.load.recent(now)).collect();
+        let least = recent.iter().copied().min().unwrap_or(0);
         let candidates: Vec<_> = eligible
             .iter()
-            .zip(predictions.iter().zip(speeds))
-            .map(|(worker, (prediction, speed))| Candidate {
+            .zip(predictions.iter().zip(speeds).zip(recent))
+            .map(|(worker, ((prediction, speed), recent))| Candidate {
                 worker: worker.id,
                 name: worker.name,
                 uncached_tokens: prompt(worker).saturating_sub(prediction.cached),
+                copied_tokens: prediction.copied,
                 queued_tokens: worker.load.prefill_tokens(),
+                surplus_tokens: recent - least,
                 running: worker.load.running() + worker.load.foreign(),
                 usage: worker.usage(),
                 speed,
@@ -161,12 +169,17 @@ impl Router {
         let ask = Ask { key: query.key, prefix: prefix(policy.kind(), query), now };
         let position = policy.choose(&candidates, &ask, &mut *self.random.lock())?;
         let worker = *eligible.get(position)?;
-        let Prediction { cached, blocks, hashes } = predictions[position].clone();
+        let Prediction { cached, blocks, hashes, .. } = predictions[position].clone();
         let entry = worker.health().enter(now)?;
+        worker.load.sent(prompt(worker), now);
         if let Some(hashes) = text_hashes
             && worker.transport() == Transport::Http
         {
             self.index.texts.lock().insert(worker.id, &hashes, now);
+            self.index.uses.note(&hashes, BLOCK_TOKENS);
+        }
+        if let Some(model) = worker.model().filter(|_| !hashes.is_empty()) {
+            self.index.uses.note(&hashes, model.info.page_size as usize);
         }
         let reservation =
             (blocks < hashes.len()).then(|| Reservation::new(&self.index, worker.id, hashes, blocks));
@@ -228,8 +241,10 @@ impl Router {
         let hashes = TextIndex::hashes(root, query.text);
         let ids: Vec<_> = http.iter().map(|at| eligible[*at].id).collect();
         let found = self.index.texts.lock().matches(&hashes, &ids, self.clock.now());
-        for (at, blocks) in http.into_iter().zip(found) {
-            predictions[at].cached = (blocks * BLOCK_BYTES) as u64 / BYTES_PER_TOKEN;
+        let copied = self.copies(&hashes, &found, BLOCK_TOKENS);
+        for (at, (blocks, copied)) in http.into_iter().zip(found.into_iter().zip(copied)) {
+            predictions[at].cached = (blocks * BLOCK_TOKENS) as u64;
+            predictions[at].copied = copied;
         }
         (predictions, Some(hashes))
     }
@@ -264,11 +279,22 @@ impl Router {
         for (Hashed { page, hashes, .. }, members) in groups {
             let ids: Vec<_> = members.iter().map(|at| eligible[*at].id).collect();
             let found = blocks.matches(&hashes[..(limit / page).min(hashes.len())], &ids);
-            for (at, found) in members.into_iter().zip(found) {
+            let copied = self.copies(&hashes, &found, page);
+            for (at, (found, copied)) in members.into_iter().zip(found.into_iter().zip(copied)) {
                 let cached = (found * page) as u64;
-                predictions[at] = Prediction { cached, blocks: found, hashes: hashes.clone() };
+                predictions[at] = Prediction { cached, copied, blocks: found, hashes: hashes.clone() };
             }
         }
+    }
+
+    /// For each worker with so many leading blocks, what it lacks of what another one has.
+    fn copies(&self, hashes: &[u64], found: &[usize], block_tokens: usize) -> SmallVec<[u64; 64]> {
+        let most = found.iter().copied().max().unwrap_or(0);
+        if found.iter().all(|found| *found == most) {
+            return SmallVec::from_elem(0, found.len());
+        }
+        let cost = self.index.uses.copy_cost(&hashes[..most], block_tokens);
+        found.iter().map(|found| cost.of(*found) as u64).collect()
     }
 }
 

@@ -127,8 +127,10 @@ mod tests {
             worker: WorkerId(*number),
             name: xxhash_rust::xxh3::xxh3_64(&number.to_le_bytes()),
             uncached_tokens: 0,
+            copied_tokens: 0,
             queued_tokens: 0,
             running: 0,
+            surplus_tokens: 0,
             usage: 0.0,
             speed: 1.0,
         };

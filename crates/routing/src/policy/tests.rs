@@ -8,8 +8,10 @@ fn candidate(number: u32, uncached_tokens: u64, queued_tokens: u64, running: u64
         worker: WorkerId(number),
         name,
         uncached_tokens,
+        copied_tokens: 0,
         queued_tokens,
         running,
+        surplus_tokens: 0,
         usage: 0.0,
         speed: 1.0,
     }
@@ -148,4 +150,26 @@ fn a_full_pool_repels_and_a_half_full_one_hardly() {
     let pair = |usage: f64| [Candidate { usage, ..candidate(0, 0, 0, 0) }, candidate(1, 400, 0, 0)];
     assert_eq!(counts(&*policy, &pair(0.5), 100), [100, 0]);
     assert_eq!(counts(&*policy, &pair(0.95), 100), [0, 100]);
+}
+
+#[test]
+fn a_conversation_waits_for_the_worker_that_has_it_and_not_for_ever() {
+    let policy = PolicyKind::CacheAware.build();
+    let pair = |queued: u64| {
+        [candidate(0, 100, queued, 0), Candidate { copied_tokens: 1000, ..candidate(1, 1100, 0, 0) }]
+    };
+    assert_eq!(counts(&*policy, &pair(25_000), 100), [100, 0]);
+    assert_eq!(counts(&*policy, &pair(28_000), 100), [0, 100], "the copy is the lesser evil");
+}
+
+#[test]
+fn what_was_sent_lately_decides_among_equals_only() {
+    let policy = PolicyKind::CacheAware.build();
+    let busy = |uncached: u64| {
+        [Candidate { surplus_tokens: 10_000, ..candidate(0, uncached, 0, 0) }, candidate(1, 2000, 0, 0)]
+    };
+    assert_eq!(counts(&*policy, &busy(2000), 100), [0, 100]);
+    assert_eq!(counts(&*policy, &busy(1500), 100), [100, 0]);
+    let newcomer = [Candidate { surplus_tokens: 1 << 40, ..candidate(0, 0, 0, 0) }, candidate(1, 600, 0, 0)];
+    assert_eq!(counts(&*policy, &newcomer, 100), [100, 0], "a newcomer is not flooded");
 }

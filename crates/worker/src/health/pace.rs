@@ -3,7 +3,7 @@
 //! The rate is learnt from the worker's own first bytes, quickly downwards and slowly upwards: being wrong about a
 //! slow worker costs its requests, being wrong about a fast one costs a moment. Pure: the time comes as an argument.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Prompts shorter than this say nothing of the rate: their first byte is all overhead.
@@ -15,14 +15,20 @@ const LEAST_USUAL: f64 = 2e-5;
 /// Weight of a new observation that is slower, and of one that is faster, than what is known.
 const SLOWER: f64 = 0.5;
 const FASTER: f64 = 0.05;
+/// Share of what was seen before that an observation leaves in the usual pace, and how many it takes to trust that: equal
+/// workers must not look a third apart because one had the short prompts.
+const KEPT: f32 = 0.98;
+const COMPARED_FROM: u32 = 32;
 
 /// Learnt times of one worker. All are estimates: races lose an observation, never more.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     /// Bits of tokens a second; 0 while unknown.
     rate: AtomicU64,
-    /// Bits of the usual seconds a token; 0 while unknown. What costs are weighed by.
-    usual: AtomicU64,
+    /// Prompt tokens and the seconds they took, both fading: two `f32`. What costs are weighed by.
+    work: AtomicU64,
+    /// First bytes that `work` was made of.
+    seen: AtomicU32,
     /// Microseconds of a first byte without prompt work to speak of.
     base: AtomicU64,
 }
@@ -44,16 +50,22 @@ impl Pace {
             Some(known) => known + FASTER * (seen - known),
         };
         self.rate.store(next.to_bits(), Ordering::Relaxed);
-        let known = f64::from_bits(self.usual.load(Ordering::Relaxed));
-        let each = (1.0 / seen).max(LEAST_USUAL);
-        let usual = if known > 0.0 { known + FASTER * (each - known) } else { each };
-        self.usual.store(usual.to_bits(), Ordering::Relaxed);
+        let grown = |packed| {
+            let (before, spent) = unpacked(packed);
+            Some(packed_of(before * KEPT + tokens as f32, spent * KEPT + took.as_secs_f32()))
+        };
+        // The closure never declines.
+        let _ = self.work.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown);
+        self.seen.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Seconds that a prompt token usually takes, if known.
+    /// Seconds that a prompt token usually takes, once enough were seen to compare workers by.
     pub(crate) fn usual(&self) -> Option<f64> {
-        let usual = f64::from_bits(self.usual.load(Ordering::Relaxed));
-        (usual > 0.0).then_some(usual)
+        if self.seen.load(Ordering::Relaxed) < COMPARED_FROM {
+            return None;
+        }
+        let (tokens, seconds) = unpacked(self.work.load(Ordering::Relaxed));
+        Some((f64::from(seconds) / f64::from(tokens)).max(LEAST_USUAL))
     }
 
     /// Prompt tokens a second, if known.
@@ -73,6 +85,14 @@ impl Pace {
             None => (tokens < LEAST_TOKENS && !base.is_zero()).then_some(base),
         }
     }
+}
+
+fn packed_of(tokens: f32, seconds: f32) -> u64 {
+    u64::from(tokens.to_bits()) << 32 | u64::from(seconds.to_bits())
+}
+
+fn unpacked(packed: u64) -> (f32, f32) {
+    (f32::from_bits((packed >> 32) as u32), f32::from_bits(packed as u32))
 }
 
 #[cfg(test)]
@@ -97,6 +117,19 @@ mod tests {
         pace.observe(1000, Duration::from_millis(100));
         let rate = pace.rate().unwrap();
         assert!((1000.0..1100.0).contains(&rate), "{rate}");
+    }
+
+    #[test]
+    fn the_usual_pace_is_that_of_all_tokens_and_is_told_once_enough_were_seen() {
+        let pace = Pace::default();
+        for number in 0..COMPARED_FROM {
+            assert_eq!(pace.usual(), None, "after {number}");
+            // Short prompts pay the same overhead as long ones.
+            let tokens = if number % 2 == 0 { 100 } else { 1900 };
+            pace.observe(tokens, Duration::from_secs_f64(tokens as f64 / 1000.0 + 0.1));
+        }
+        let usual = pace.usual().unwrap();
+        assert!((0.00105..0.00115).contains(&usual), "{usual}");
     }
 
     #[test]
