@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use branchline_core::Result;
+use branchline_protocol::ReasoningMarks;
 pub use branchline_text::parse::{
     ReasoningEvent, ReasoningEvents, ReasoningFormat, ReasoningParser, ToolEvent, ToolEvents, ToolFormat,
     ToolParser,
@@ -35,6 +36,12 @@ pub trait ReasoningFactory: Send + Sync {
     /// # Errors
     /// As for [`ToolFactory::parser`].
     fn parser(&self, opened: bool, closed: bool) -> Result<Box<dyn ReasoningParser>>;
+
+    /// What stands around the reasoning, so that a constraint can begin behind it; none if it is not known, and
+    /// constrained answers then hold no reasoning.
+    fn marks(&self) -> Option<ReasoningMarks> {
+        None
+    }
 }
 
 impl ToolFactory for ToolFormat {
@@ -51,6 +58,11 @@ impl ToolFactory for ToolFormat {
 impl ReasoningFactory for ReasoningFormat {
     fn parser(&self, opened: bool, closed: bool) -> Result<Box<dyn ReasoningParser>> {
         Ok(Self::parser(self, opened, closed))
+    }
+
+    fn marks(&self) -> Option<ReasoningMarks> {
+        let (begin, end, implicit) = Self::marks(self);
+        Some(ReasoningMarks { begin: begin.to_owned(), end: end.to_owned(), implicit })
     }
 }
 

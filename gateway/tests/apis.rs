@@ -20,6 +20,13 @@ async fn saying(
     given: &[(&str, &str)],
 ) -> (FakeEngine, Gateway) {
     let engine = FakeEngine::start(EngineSetup::default()).await.expect("a free port");
+    say(&engine, text, size, finish);
+    let gateway = Gateway::start(given, &[engine.url()]).await;
+    (engine, gateway)
+}
+
+/// Has an engine say `text` in pieces of `size` characters.
+pub(crate) fn say(engine: &FakeEngine, text: &str, size: usize, finish: FinishReason) {
     let characters: Vec<char> = text.chars().collect();
     let pieces: Vec<String> = characters.chunks(size).map(|piece| piece.iter().collect()).collect();
     engine.script(move |request| {
@@ -37,8 +44,6 @@ async fn saying(
         acts.push(Act::finish(0, finish, pieces.len() as u32));
         acts
     });
-    let gateway = Gateway::start(given, &[engine.url()]).await;
-    (engine, gateway)
 }
 
 fn tools(names: &[&str]) -> Value {
@@ -53,11 +58,11 @@ fn chat(more: Value) -> String {
 
 /// What a chat answer says, whole or streamed.
 #[derive(Debug, PartialEq)]
-struct Read {
-    content: String,
-    reasoning: String,
-    calls: Vec<(String, String)>,
-    finish: Value,
+pub(crate) struct Read {
+    pub(crate) content: String,
+    pub(crate) reasoning: String,
+    pub(crate) calls: Vec<(String, String)>,
+    pub(crate) finish: Value,
 }
 
 fn read_whole(answer: &Answer) -> Read {
@@ -109,7 +114,7 @@ fn read_stream(answer: &Answer) -> Read {
 }
 
 /// The answer in both modes, which must say the same.
-async fn both(gateway: &Gateway, more: Value) -> Read {
+pub(crate) async fn both(gateway: &Gateway, more: Value) -> Read {
     let whole = read_whole(&gateway.post("/v1/chat/completions", &chat(more.clone())).await);
     let mut streamed = more;
     streamed["stream"] = true.into();

@@ -13,6 +13,7 @@ mod health;
 mod kit;
 mod limits;
 mod process;
+mod reasoned;
 mod reference;
 mod registration;
 mod relay;

@@ -25,12 +25,12 @@ CLAIMED = (
     "seam",
     "dsl",
     "headers",
+    "grammar",
     "tools",
     "admission",
     "retry",
 )
 NOT_CLAIMED = {
-    "grammar": "most have tests; those of thinking wait for a reasoning wrapper",
     "routing": "most have tests; those of a replay of lost cache events have none",
     "pd": "prefill and decode run in one worker",
     "health": "breakers have tests; an engine's warm-up and dead scheduler have none",

@@ -1,6 +1,7 @@
 //! What the output must look like, in every spelling clients use. Whether it can be met is the engine's to say.
 
 use branchline_core::{Error, Result};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::fields::{Fields, wrong};
@@ -28,6 +29,100 @@ pub struct Constraint {
     pub form: Form,
     /// The client's own path, for refusals.
     pub field: String,
+}
+
+/// How a constraint is to be met.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// What no backend enforces exactly is checked afterwards instead of being refused.
+    pub best_effort: bool,
+    /// The answer tells how it was enforced.
+    pub report: bool,
+    /// Most tokens of reasoning before the constrained text.
+    pub budget: Option<u32>,
+    /// The output begins with reasoning, whatever the prompt's end says.
+    pub reasons: bool,
+    /// The marks of that reasoning, as the model has it.
+    pub marks: Option<ReasoningMarks>,
+}
+
+/// How a constraint was met, as answers tell it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GrammarInfo {
+    /// The backend that enforced it.
+    pub backend: String,
+    /// Why this one.
+    pub reason: String,
+    /// What the request waited for it; 0 if it was known.
+    pub compile_ms: f64,
+    /// 99th percentile of the time of one mask.
+    pub mask_p99_ms: f64,
+    /// Share of the constrained tokens that the constraint left no choice about.
+    pub forced_share: f64,
+    /// Whether the text is a whole one of the constraint.
+    pub complete: bool,
+    /// Whether every token was held to the constraint.
+    pub enforced: bool,
+    /// For best effort: whether the finished text keeps the constraint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub valid: Option<bool>,
+}
+
+/// What stands around reasoning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReasoningMarks {
+    /// Opens it.
+    pub begin: String,
+    /// Closes it.
+    pub end: String,
+    /// The output begins inside it unless the prompt has closed it.
+    pub implicit: bool,
+}
+
+impl Terms {
+    /// Reads them from the object that holds the constraint.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the field for a wrong type or value.
+    pub fn read(fields: &Fields<'_>) -> Result<Self> {
+        let best_effort = match fields.string("enforcement")? {
+            None | Some("strict") => false,
+            Some("best_effort") => true,
+            Some(other) => {
+                let path = fields.path("enforcement");
+                return Err(wrong(&path, "\"strict\" or \"best_effort\"", &other.into()));
+            }
+        };
+        Ok(Self {
+            best_effort,
+            report: fields.bool("return_grammar_info")?.unwrap_or(false),
+            budget: fields.unsigned("thinking_budget", 0..=u32::MAX)?,
+            reasons: fields.bool("require_reasoning")?.unwrap_or(false),
+            marks: None,
+        })
+    }
+
+    /// Refuses what means nothing without a constraint, or without reasoning.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the field.
+    pub fn check(&self, constrained: bool) -> Result<()> {
+        for (asked, name) in [(self.budget.is_some(), "thinking_budget"), (self.reasons, "require_reasoning")]
+        {
+            if asked && !constrained {
+                let text = format!("`{name}` is given without a constraint on the output; leave it out");
+                return Err(Error::invalid(name, text));
+            }
+            if asked && self.marks.is_none() {
+                let text = format!(
+                    "`{name}` is given and no reasoning is told apart for this model; leave it out, or start the \
+                     router with a --reasoning-parser"
+                );
+                return Err(Error::invalid(name, text));
+            }
+        }
+        Ok(())
+    }
 }
 
 type Read = fn(&Value, &str) -> Result<Form>;
@@ -226,6 +321,20 @@ mod tests {
         ] {
             assert_eq!(read(&value).unwrap(), Some(Constraint { form, field: field.into() }), "{value}");
         }
+    }
+
+    #[test]
+    fn terms_are_read_and_refused_by_name() {
+        let read = |value: Value| Terms::read(&Fields::of(&value, "").unwrap());
+        assert_eq!(read(json!({"enforcement": "strict"})).unwrap(), Terms::default());
+        let terms = read(json!({"enforcement": "best_effort", "return_grammar_info": true})).unwrap();
+        assert!(terms.best_effort && terms.report && terms.check(false).is_ok());
+        assert_eq!(read(json!({"enforcement": "some"})).unwrap_err().field.as_deref(), Some("enforcement"));
+        let mut budget = read(json!({"thinking_budget": 9})).unwrap();
+        assert_eq!(budget.check(true).unwrap_err().field.as_deref(), Some("thinking_budget"));
+        budget.marks = Some(ReasoningMarks { begin: "<t>".into(), end: "</t>".into(), implicit: false });
+        assert!(budget.check(true).is_ok());
+        assert_eq!(budget.check(false).unwrap_err().field.as_deref(), Some("thinking_budget"));
     }
 
     #[test]

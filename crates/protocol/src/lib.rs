@@ -23,7 +23,7 @@ mod timings;
 mod tokenize;
 
 pub use choices::{ChoiceInput, MAX_CHOICES, read_choices};
-pub use constraint::{Constraint, Form};
+pub use constraint::{Constraint, Form, GrammarInfo, ReasoningMarks, Terms};
 pub use document::{Document, MAX_DEPTH};
 pub use error::ErrorBody;
 pub use fields::{Bounds, Fields};

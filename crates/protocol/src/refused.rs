@@ -70,13 +70,13 @@ const FOREIGN_TO_OPENAI: &[(&str, &str)] = &[
     ("min_new_tokens", "send `min_tokens`"),
     ("sampling_params", "send its options at the top level"),
     ("sampling_seed", "send `seed`"),
-    ("thinking_budget", "it is not offered; leave it out"),
 ];
 
 /// All that `/generate` knows inside `sampling_params`, besides what is refused by name.
 const NATIVE: &[&str] = &[
     "choice",
     "ebnf",
+    "enforcement",
     "frequency_penalty",
     "guided_choice",
     "guided_grammar",
@@ -94,6 +94,8 @@ const NATIVE: &[&str] = &[
     "presence_penalty",
     "regex",
     "repetition_penalty",
+    "require_reasoning",
+    "return_grammar_info",
     "response_format",
     "sampling_seed",
     "seed",
@@ -105,6 +107,7 @@ const NATIVE: &[&str] = &[
     "structural_tag",
     "structured_outputs",
     "temperature",
+    "thinking_budget",
     "top_k",
     "top_p",
 ];

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::fields::{Bounds, Fields, as_number, as_tokens, wrong};
 use crate::refused;
-use crate::{Constraint, Limits};
+use crate::{Constraint, Limits, Terms};
 
 /// Sequences a prompt may ask for.
 pub const MAX_N: u32 = 128;
@@ -60,6 +60,8 @@ pub struct Sampling {
     pub logit_bias: Vec<(u32, f32)>,
     /// What the output must look like.
     pub constraint: Option<Constraint>,
+    /// How that is to be met.
+    pub terms: Terms,
 }
 
 impl Sampling {
@@ -109,6 +111,7 @@ impl Sampling {
             include_stop: include_stop(fields)?,
             logit_bias: logit_bias(fields, limits)?,
             constraint: Constraint::read(fields)?,
+            terms: Terms::read(fields)?,
         })
     }
 

@@ -14,6 +14,8 @@ from branchline.engine.grammar.guidance import GuidanceObject
 from branchline.engine.types import FinishReason, GrammarAsk, GrammarKind, LogprobParams, ReasoningAsk
 from constrained import PROMPT, Constrained, ask, drive
 
+from tests.cases.loader import case
+
 DEEP = json.dumps(
     {
         "type": "object",
@@ -190,3 +192,30 @@ def test_a_row_whose_mask_is_late_waits_and_its_neighbours_do_not(monkeypatch: p
     alone.submit("late", PROMPT, grammar=ask("[a-d]{8}"), temperature=1.0, top_k=4, seed=1, max_tokens=8)
     drive(alone)
     assert alone.answers["late", 0].token_ids == engine.answers["late", 0].token_ids
+
+
+def test_grammar_forced_tokens_same_output() -> None:
+    given, right = (case("grammar-forced-tokens-same-output")[key] for key in ("given", "right"))
+    most = given["sampling_params"]["max_new_tokens"]
+    runs = []
+    for flags in given["flags"]:
+        said: dict[Any, Any] = {}
+        for number, request in enumerate(given["requests"]):
+            kind = GrammarKind.REGEX if "regex" in request else GrammarKind.JSON
+            engine = Constrained(pages=300, forced_tokens=flags["forced_tokens"])
+            for prompt in given["prompts"]:
+                ids = [byte % 95 for byte in prompt.encode()]
+                grammar = ask(request.get("regex") or request["json_schema"], kind)
+                engine.submit(prompt, ids, grammar=grammar, logprobs=LogprobParams(output=True), max_tokens=most)
+            drive(engine)
+            assert engine.errors == {}
+            for (prompt, _), answer in engine.answers.items():
+                assert len(answer.output.logprobs) == len(answer.token_ids)
+                assert answer.finish is not None and answer.finish.completion_tokens == len(answer.token_ids)
+                said[number, prompt] = (answer.text, answer.token_ids)
+            said[number] = engine.loop.stats().steps
+        runs.append(said)
+    for number, _ in enumerate(given["requests"]):
+        assert all(runs[0][number, prompt] == runs[1][number, prompt] for prompt in given["prompts"]), right
+        assert runs[1][number] <= runs[0][number]
+    assert all(runs[1][number] < runs[0][number] for number in (0, 1))

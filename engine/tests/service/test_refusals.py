@@ -97,6 +97,24 @@ CASES: dict[str, tuple[pb.GenerateRequest, grpc.StatusCode, str, str]] = {
         resumed(pb.Resume(sequence_index=128), seed=1), WRONG, "resume.sequence_index", "128",
     ),
     "grammar form": (with_fields(grammar=pb.Grammar()), WRONG, "grammar", "form"),
+    "reasoning without an end mark": (
+        with_fields(grammar=pb.Grammar(regex="a", reasoning=pb.Reasoning(begin="<t>"))),
+        WRONG,
+        "grammar.reasoning.end",
+        "0 bytes",
+    ),
+    "long mark": (
+        with_fields(grammar=pb.Grammar(regex="a", reasoning=pb.Reasoning(begin="x" * 65, end="y"))),
+        WRONG,
+        "grammar.reasoning.begin",
+        "65 bytes",
+    ),
+    "unknown enforcement": (
+        with_fields(grammar=pb.Grammar(regex="a", enforcement=7)),  # type: ignore[arg-type]
+        WRONG,
+        "grammar.enforcement",
+        "is 7",
+    ),
     "grammar without a backend": (with_fields(grammar=pb.Grammar(regex="a+")), WRONG, "grammar", "grammar-backend"),
     "draft": (with_fields(draft=pb.Draft(token_ids=[1])), LATER, "draft", "draft"),
     "disaggregation": (with_fields(disaggregation=pb.Disaggregation()), LATER, "disaggregation", "disaggregation"),

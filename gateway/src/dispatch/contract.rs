@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use branchline_core::Error;
-use branchline_protocol::{Constraint, Form, LogprobRequest, Routing, Sampling};
+use branchline_protocol::{Constraint, Form, LogprobRequest, Routing, Sampling, Terms};
 use branchline_worker::{CacheKey, Model, proto};
 
 use super::{JobLease, LiveGuard};
@@ -58,7 +58,7 @@ impl Job {
             priority: routing.priority,
             traceparent: self.traceparent.clone(),
             lease: self.lease.as_ref().map(JobLease::to_proto),
-            grammar: self.sampling.constraint.as_ref().map(grammar),
+            grammar: self.sampling.constraint.as_ref().map(|one| grammar(one, &self.sampling.terms)),
             ..proto::GenerateRequest::default()
         }
     }
@@ -107,7 +107,7 @@ pub(super) fn cache_namespace(routing: &Routing) -> Option<proto::CacheNamespace
     })
 }
 
-fn grammar(constraint: &Constraint) -> proto::Grammar {
+fn grammar(constraint: &Constraint, terms: &Terms) -> proto::Grammar {
     let form = match &constraint.form {
         Form::JsonSchema(text) => proto::grammar::Form::JsonSchema(text.clone()),
         Form::Regex(text) => proto::grammar::Form::Regex(text.clone()),
@@ -115,7 +115,22 @@ fn grammar(constraint: &Constraint) -> proto::Grammar {
         Form::StructuralTag(text) => proto::grammar::Form::StructuralTag(text.clone()),
         Form::Choice(all) => proto::grammar::Form::Choice(serde_json::json!(all).to_string()),
     };
-    proto::Grammar { form: Some(form), ..proto::Grammar::default() }
+    let enforcement = match terms.best_effort {
+        true => proto::Enforcement::BestEffort,
+        false => proto::Enforcement::Unspecified,
+    };
+    proto::Grammar {
+        form: Some(form),
+        reasoning: terms.marks.as_ref().map(|marks| proto::Reasoning {
+            begin: marks.begin.clone(),
+            end: marks.end.clone(),
+            implicit: marks.implicit || terms.reasons,
+            max_tokens: terms.budget,
+        }),
+        enforcement: enforcement.into(),
+        report: terms.report,
+        ..proto::Grammar::default()
+    }
 }
 
 fn sampling(sampling: &Sampling) -> proto::SamplingParams {
@@ -151,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_constraint_reaches_the_engine_in_its_own_form() {
-        let wire = |form| grammar(&Constraint { form, field: "regex".into() }).form;
+        let wire = |form| grammar(&Constraint { form, field: "regex".into() }, &Terms::default()).form;
         assert_eq!(wire(Form::Regex("a+".into())), Some(proto::grammar::Form::Regex("a+".into())));
         let choice = wire(Form::Choice(vec!["a".into(), "b\"".into()]));
         assert_eq!(choice, Some(proto::grammar::Form::Choice(r#"["a","b\""]"#.into())));

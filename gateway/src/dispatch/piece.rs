@@ -2,7 +2,7 @@
 
 use branchline_core::{Error, ErrorCode, Result};
 use branchline_protocol::openai::{FinishReason, Matched};
-use branchline_protocol::{LeaseNote, Position, Timings};
+use branchline_protocol::{GrammarInfo, LeaseNote, Position, Timings};
 use branchline_worker::proto;
 
 use super::LeaseName;
@@ -105,6 +105,8 @@ pub struct End {
     pub timings: Option<Timings>,
     /// How often the request was continued on another worker after its own had died.
     pub continuations: u32,
+    /// How its constraint was met, if the worker tells.
+    pub grammar: Option<GrammarInfo>,
 }
 
 impl Piece {
@@ -158,6 +160,16 @@ fn end(finish: proto::Finish) -> Result<End> {
             accepted: told.accepted_tokens,
         }),
         continuations: 0,
+        grammar: finish.grammar.map(|told| GrammarInfo {
+            backend: told.backend,
+            reason: told.reason,
+            compile_ms: told.compile_ms,
+            mask_p99_ms: told.mask_p99_ms,
+            forced_share: f64::from(told.forced_tokens) / f64::from(told.constrained_tokens.max(1)),
+            complete: told.complete,
+            enforced: told.enforced,
+            valid: told.valid,
+        }),
     })
 }
 

@@ -108,8 +108,8 @@ impl Message {
 }
 
 fn choice(index: u32, sequence: Sequence, message: Message, spell: Option<&Spell>) -> ChatChoice {
-    let (finish_reason, matched_stop) =
-        sequence.end.map_or((FinishReason::Abort, None), |end| (end.reason, end.matched));
+    let (finish_reason, matched_stop, grammar_info) =
+        sequence.end.map_or((FinishReason::Abort, None, None), |end| (end.reason, end.matched, end.grammar));
     let content = (!message.text.is_empty() || message.calls.is_empty()).then_some(message.text);
     ChatChoice {
         index,
@@ -123,6 +123,7 @@ fn choice(index: u32, sequence: Sequence, message: Message, spell: Option<&Spell
         logprobs: spell.map(|spell| ChatLogprobs::new(&sequence.logprobs, spell)),
         finish_reason,
         matched_stop,
+        grammar_info,
     }
 }
 
@@ -153,7 +154,7 @@ impl Chat {
 }
 
 fn delta(index: u32, delta: ChatDelta) -> ChunkChoice {
-    ChunkChoice { index, delta, logprobs: None, finish_reason: None, matched_stop: None }
+    ChunkChoice { index, delta, logprobs: None, finish_reason: None, matched_stop: None, grammar_info: None }
 }
 
 fn news(said: Said) -> ChatDelta {
@@ -200,6 +201,7 @@ impl Family for Chat {
             let last = ChunkChoice {
                 finish_reason: Some(end.reason),
                 matched_stop: end.matched,
+                grammar_info: end.grammar,
                 ..delta(index, ChatDelta::default())
             };
             self.chunk(&[last], false, out)?;

@@ -81,6 +81,7 @@ async fn prepare(intake: &Intake, request: CompletionRequest) -> Result<(Vec<Run
         }
         let tokens = dispatch::encode(&app.offload, model, prompt, model.add_special_tokens, &field).await?;
         let mut own = sampling.clone();
+        own.terms.check(own.constraint.is_some())?;
         own.fit(tokens.len(), limits, CompletionRequest::FIT.of(&field))?;
         ready.push((tokens, own));
     }
@@ -155,11 +156,19 @@ impl Completion {
             .map(|(index, sequence)| {
                 let logprobs = self
                     .logprobs([&prompts[sequence.job].input, &sequence.logprobs], &mut Offsets::default());
-                let (reason, matched_stop) =
-                    sequence.end.map_or((FinishReason::Abort, None), |end| (end.reason, end.matched));
+                let (reason, matched_stop, grammar_info) = sequence
+                    .end
+                    .map_or((FinishReason::Abort, None, None), |end| (end.reason, end.matched, end.grammar));
                 let mut text = self.echoes.get(sequence.job).cloned().unwrap_or_default();
                 text.push_str(&sequence.text);
-                CompletionChoice { index, text, logprobs, finish_reason: Some(reason), matched_stop }
+                CompletionChoice {
+                    index,
+                    text,
+                    logprobs,
+                    finish_reason: Some(reason),
+                    matched_stop,
+                    grammar_info,
+                }
             })
             .collect()
     }
@@ -194,13 +203,14 @@ impl Family for Completion {
         sent.input = input.len();
         self.sent[item.sequence] = sent;
         let silent = logprobs.as_ref().is_none_or(|form| form.tokens.is_empty());
-        let (finish_reason, matched_stop) =
-            item.piece.end.map_or((None, None), |end| (Some(end.reason), end.matched));
+        let (finish_reason, matched_stop, grammar_info) =
+            item.piece.end.map_or((None, None, None), |end| (Some(end.reason), end.matched, end.grammar));
         if text.is_empty() && silent && finish_reason.is_none() {
             return Ok(());
         }
         let index = item.sequence as u32;
-        self.chunk(&[CompletionChoice { index, text, logprobs, finish_reason, matched_stop }], false, out)
+        let choice = CompletionChoice { index, text, logprobs, finish_reason, matched_stop, grammar_info };
+        self.chunk(&[choice], false, out)
     }
 
     fn finish(&mut self, out: &mut Out) -> Result<()> {

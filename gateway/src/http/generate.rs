@@ -66,6 +66,11 @@ async fn prepare(intake: &Intake, request: GenerateRequest) -> Result<Vec<Runnin
         let tokens =
             dispatch::encode(&app.offload, model, item.prompt, model.add_special_tokens, &field).await?;
         let mut sampling = item.sampling;
+        if sampling.terms.reasons {
+            let format = app.options.reasoning_parser.0.reasoning(model);
+            sampling.terms.marks = format.and_then(|format| format.marks());
+        }
+        sampling.terms.check(sampling.constraint.is_some())?;
         sampling.fit(tokens.len(), limits, GenerateRequest::FIT.of(&field))?;
         if let Some(logprobs) = &item.logprobs {
             logprobs.fit(tokens.len(), "logprob_start_len")?;
@@ -148,6 +153,7 @@ impl Native {
                 weight_version: &self.weight_version,
                 lease: self.leases[state.job].as_ref(),
                 logprobs: self.logprobs[sequence].as_ref(),
+                grammar_info: state.end.as_ref().and_then(|end| end.grammar.as_ref()),
             },
             index,
         }
@@ -194,6 +200,7 @@ mod tests {
             retractions: 0,
             message: String::new(),
             continuations: 0,
+            grammar: None,
             timings: None,
         };
         assert_eq!(finish(&end), Finish::Length { length: 3 });

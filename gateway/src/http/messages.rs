@@ -252,6 +252,7 @@ mod tests {
             completion_tokens: 1,
             retractions: 0,
             continuations: 0,
+            grammar: None,
             timings: None,
             message: String::new(),
         };

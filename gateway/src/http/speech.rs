@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use branchline_core::Result;
 use branchline_protocol::openai::{ChatRequest, FinishReason, ToolChoice};
+use branchline_protocol::{ReasoningMarks, Sampling};
 use branchline_text::parse::{
     ReasoningEvent, ReasoningEvents, ReasoningParser, ToolEvent, ToolEvents, ToolParser, opens_reasoning,
 };
@@ -42,6 +43,8 @@ pub(super) enum Said {
 pub(super) struct Manner {
     tools: Option<ToolManner>,
     reasoning: Option<Arc<dyn ReasoningFactory>>,
+    /// Of the reasoning that a constrained answer may begin with.
+    marks: Option<ReasoningMarks>,
     opened: bool,
     closed: bool,
     single: bool,
@@ -66,12 +69,13 @@ impl Manner {
             ToolChoice::Required => TOOL_PARSERS.get("json").map(ToolManner::Parsed),
             ToolChoice::Named(name) => Some(ToolManner::Forced(name.clone())),
         };
-        // A constrained answer holds no reasoning: its first character is the answer's.
-        let reasons = request.separate_reasoning && request.sampling.constraint.is_none();
-        let reasoning = reasons.then(|| app.options.reasoning_parser.0.reasoning(model)).flatten();
+        let format = app.options.reasoning_parser.0.reasoning(model);
+        let (marks, separate) =
+            constrained(request, format.as_ref().and_then(|format| format.marks()), parsed.is_some());
         Self {
             tools: parsed,
-            reasoning,
+            reasoning: format.filter(|_| separate),
+            marks,
             opened: false,
             closed: false,
             single: tools.single,
@@ -82,6 +86,12 @@ impl Manner {
     /// Takes the rendered prompt, whose end may lie within the reasoning.
     pub(super) fn after(&mut self, prompt: &str) {
         (self.opened, self.closed) = opens_reasoning(prompt);
+    }
+
+    /// Gives a constraint the marks of the reasoning before it.
+    pub(super) fn mark(&self, sampling: &mut Sampling) -> Result<()> {
+        sampling.terms.marks.clone_from(&self.marks);
+        sampling.terms.check(sampling.constraint.is_some())
     }
 
     /// Whether the text must keep special tokens.
@@ -102,6 +112,22 @@ impl Manner {
         };
         Ok(Speaker { calls: tools, reasoning, called: 0, single: self.single, seen: false })
     }
+}
+
+/// The marks of the reasoning before a constrained answer, and whether reasoning is told apart at all. Where the
+/// marks are not known the constraint holds from the first token; where reasoning stays in the text, calls can't
+/// follow it.
+fn constrained(
+    request: &ChatRequest,
+    marks: Option<ReasoningMarks>,
+    calls: bool,
+) -> (Option<ReasoningMarks>, bool) {
+    if request.sampling.constraint.is_none() {
+        return (None, request.separate_reasoning);
+    }
+    let marks = marks.filter(|_| request.separate_reasoning || !calls);
+    let separate = request.separate_reasoning && marks.is_some();
+    (marks, separate)
 }
 
 enum Calls {
@@ -231,6 +257,7 @@ mod tests {
             completion_tokens: 1,
             retractions: 0,
             continuations: 0,
+            grammar: None,
             timings: None,
             message: String::new(),
         }

@@ -43,6 +43,7 @@ pub(super) async fn begin(
     let mut manner = Manner::of(&intake.app, &intake.model, &chat);
     let tokens = tokens(intake, &chat, &mut manner, fit.prompt).await?;
     let ChatRequest { mut sampling, logprobs, routing, .. } = chat;
+    manner.mark(&mut sampling)?;
     sampling.fit(tokens.len(), intake.limits(), fit)?;
     if manner.keeps_special() && sampling.skip_special_tokens.is_none() {
         sampling.skip_special_tokens = Some(false);

@@ -4,7 +4,7 @@ use serde::{Serialize, Serializer};
 
 use crate::logprobs::{Position, Spelling};
 use crate::openai::Matched;
-use crate::{LeaseNote, MetaTimes};
+use crate::{GrammarInfo, LeaseNote, MetaTimes};
 
 /// One sequence, so far or whole.
 #[derive(Debug, Clone, Serialize)]
@@ -51,6 +51,9 @@ pub struct Meta<'a> {
     /// If asked for.
     #[serde(flatten)]
     pub logprobs: Option<&'a MetaLogprobs>,
+    /// How the constraint was met, if asked for, cut off or best effort.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar_info: Option<&'a GrammarInfo>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde calls")]

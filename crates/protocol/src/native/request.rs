@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::fields::{Fields, as_bool, as_integer, as_tokens, wrong};
 use crate::logprobs::{LogprobRequest, MAX_TOP};
 use crate::prompt::{Prompt, Routing, check_sequences, many, request_id, text_prompt, token_prompt};
-use crate::{Constraint, Dialect, Fit, Limits, Sampling, refused};
+use crate::{Constraint, Dialect, Fit, Limits, Sampling, Terms, refused};
 
 /// One prompt of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,6 +54,10 @@ impl GenerateRequest {
         let mut sampling = sampling(fields, count, batch, limits)?;
         let constraint = Constraint::read(fields)?;
         sampling.iter_mut().try_for_each(|one| one.constrain(constraint.clone()))?;
+        let terms = Terms::read(fields)?;
+        if terms != Terms::default() {
+            sampling.iter_mut().for_each(|one| one.terms = terms.clone());
+        }
         check_sequences("sampling_params.n", sampling.iter().map(Sampling::sequences))?;
         let logprobs = logprobs(fields, count, batch, limits)?;
         let rids = rids(fields, count, batch)?;

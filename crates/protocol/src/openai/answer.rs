@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::openai::{ChatLogprobs, CompletionLogprobs};
-use crate::{LeaseNote, UsageTimes};
+use crate::{GrammarInfo, LeaseNote, UsageTimes};
 
 /// Why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -109,6 +109,9 @@ pub struct ChatChoice {
     pub finish_reason: FinishReason,
     /// What matched, for a stop.
     pub matched_stop: Option<Matched>,
+    /// How the constraint was met, if asked for, cut off or best effort.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar_info: Option<GrammarInfo>,
 }
 
 /// An assistant's message.
@@ -191,6 +194,9 @@ pub struct ChunkChoice {
     /// What matched, for a stop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub matched_stop: Option<Matched>,
+    /// How the constraint was met, if asked for, cut off or best effort.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar_info: Option<GrammarInfo>,
 }
 
 /// What is new in a chat choice.
@@ -246,6 +252,9 @@ pub struct CompletionChoice {
     /// What matched, for a stop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub matched_stop: Option<Matched>,
+    /// How the constraint was met, if asked for, cut off or best effort.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar_info: Option<GrammarInfo>,
 }
 
 /// `GET /v1/models`.

@@ -95,6 +95,11 @@ impl ReasoningFormat {
         Self::ALL.iter().find(|format| format.name == name)
     }
 
+    /// The marks around it, and whether a text begins inside.
+    pub fn marks(&self) -> (&'static str, &'static str, bool) {
+        (OPEN[0], CLOSE[0], self.implicit)
+    }
+
     /// A parser for one sequence; `opened` says that the prompt ends within the reasoning, `closed` that it has
     /// closed it.
     pub fn parser(&self, opened: bool, closed: bool) -> Box<dyn ReasoningParser> {

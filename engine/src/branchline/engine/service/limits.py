@@ -23,6 +23,7 @@ MAX_TENANT_BYTES = 128
 MAX_TTL_MS = 86_400_000
 MAX_PRIORITY = 100  # either way
 MAX_GRAMMAR_BYTES = MEBIBYTE
+MAX_MARK_BYTES = 64  # of reasoning
 
 
 @dataclass(frozen=True, slots=True)

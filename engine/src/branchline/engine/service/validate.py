@@ -22,6 +22,7 @@ from branchline.engine.types import (
     GrammarKind,
     LeaseAsk,
     LogprobParams,
+    ReasoningAsk,
     Request,
     Resume,
     SamplingParams,
@@ -132,7 +133,33 @@ def _grammar(message: pb.GenerateRequest) -> GrammarAsk | None:
         raise InvalidArgument(
             f"grammar.{form} has {size} bytes: it must have at most {limits.MAX_GRAMMAR_BYTES}", field="grammar"
         )
-    return GrammarAsk(GrammarKind(form), text, given.backend, check_tenant(given.tenant, "grammar.tenant"))
+    if given.enforcement not in pb.Enforcement.values():
+        raise InvalidArgument(
+            f"grammar.enforcement is {given.enforcement}: it must be one of {', '.join(pb.Enforcement.keys())}",
+            field="grammar.enforcement",
+        )
+    return GrammarAsk(
+        GrammarKind(form),
+        text,
+        given.backend,
+        check_tenant(given.tenant, "grammar.tenant"),
+        _reasoning(given),
+        given.enforcement == pb.ENFORCEMENT_BEST_EFFORT,
+        given.report,
+    )
+
+
+def _reasoning(given: pb.Grammar) -> ReasoningAsk | None:
+    if not given.HasField("reasoning"):
+        return None
+    asked = given.reasoning
+    for name in ("begin", "end"):
+        size = len(getattr(asked, name).encode())
+        if not 1 <= size <= limits.MAX_MARK_BYTES:
+            field = f"grammar.reasoning.{name}"
+            raise InvalidArgument(f"{field} has {size} bytes: it must have 1 to {limits.MAX_MARK_BYTES}", field=field)
+    budget = asked.max_tokens if asked.HasField("max_tokens") else None
+    return ReasoningAsk(asked.begin, asked.end, asked.implicit, budget)
 
 
 def check_ttl(ttl_ms: int, field: str) -> int:

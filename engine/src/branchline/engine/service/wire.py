@@ -17,6 +17,7 @@ from branchline.engine.types import (
     Delta,
     Finish,
     FinishReason,
+    GrammarReport,
     LeaseReport,
     LeaseState,
     PositionLogprobs,
@@ -150,11 +151,27 @@ def to_finish(finish: Finish) -> pb.Finish:
             accepted_tokens=finish.accepted,
         ),
     )
+    if finish.grammar is not None:
+        made.grammar.CopyFrom(_grammar(finish.grammar))
     if finish.matched_stop is not None:
         made.matched_stop = finish.matched_stop
     elif finish.matched_token_id is not None:
         made.matched_token_id = finish.matched_token_id
     return made
+
+
+def _grammar(report: GrammarReport) -> pb.GrammarReport:
+    return pb.GrammarReport(
+        backend=report.backend,
+        reason=report.reason,
+        compile_ms=report.compile_ms,
+        mask_p99_ms=report.mask_p99_ms,
+        constrained_tokens=report.constrained_tokens,
+        forced_tokens=report.forced_tokens,
+        complete=report.complete,
+        enforced=report.enforced,
+        valid=report.valid,
+    )
 
 
 def to_sampling(params: SamplingParams) -> pb.SamplingParams:

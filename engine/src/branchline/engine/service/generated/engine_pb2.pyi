@@ -20,6 +20,12 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
     ERROR_CODE_CANCELLED: _ClassVar[ErrorCode]
 
+class Enforcement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENFORCEMENT_UNSPECIFIED: _ClassVar[Enforcement]
+    ENFORCEMENT_STRICT: _ClassVar[Enforcement]
+    ENFORCEMENT_BEST_EFFORT: _ClassVar[Enforcement]
+
 class LeaseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LEASE_STATE_UNSPECIFIED: _ClassVar[LeaseState]
@@ -43,6 +49,9 @@ ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode
 ERROR_CODE_UNIMPLEMENTED: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_CANCELLED: ErrorCode
+ENFORCEMENT_UNSPECIFIED: Enforcement
+ENFORCEMENT_STRICT: Enforcement
+ENFORCEMENT_BEST_EFFORT: Enforcement
 LEASE_STATE_UNSPECIFIED: LeaseState
 LEASE_STATE_HELD: LeaseState
 LEASE_STATE_LOST: LeaseState
@@ -184,7 +193,7 @@ class Lease(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., acquire_ttl_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "backend", "tenant")
+    __slots__ = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "backend", "tenant", "reasoning", "enforcement", "report")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     EBNF_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +201,9 @@ class Grammar(_message.Message):
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    ENFORCEMENT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     regex: str
     ebnf: str
@@ -199,7 +211,22 @@ class Grammar(_message.Message):
     choice: str
     backend: str
     tenant: str
-    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., choice: _Optional[str] = ..., backend: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    reasoning: Reasoning
+    enforcement: Enforcement
+    report: bool
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., choice: _Optional[str] = ..., backend: _Optional[str] = ..., tenant: _Optional[str] = ..., reasoning: _Optional[_Union[Reasoning, _Mapping]] = ..., enforcement: _Optional[_Union[Enforcement, str]] = ..., report: _Optional[bool] = ...) -> None: ...
+
+class Reasoning(_message.Message):
+    __slots__ = ("begin", "end", "implicit", "max_tokens")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    IMPLICIT_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    begin: str
+    end: str
+    implicit: bool
+    max_tokens: int
+    def __init__(self, begin: _Optional[str] = ..., end: _Optional[str] = ..., implicit: _Optional[bool] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("token_ids",)
@@ -296,7 +323,7 @@ class LeaseGrant(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., engine_id: _Optional[str] = ..., tokens: _Optional[int] = ..., pages: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "matched_token_id", "matched_stop", "completion_tokens", "retractions", "message", "timings")
+    __slots__ = ("reason", "matched_token_id", "matched_stop", "completion_tokens", "retractions", "message", "timings", "grammar")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MATCHED_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +331,7 @@ class Finish(_message.Message):
     RETRACTIONS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     matched_token_id: int
     matched_stop: str
@@ -311,7 +339,30 @@ class Finish(_message.Message):
     retractions: int
     message: str
     timings: Timings
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., matched_token_id: _Optional[int] = ..., matched_stop: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., retractions: _Optional[int] = ..., message: _Optional[str] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    grammar: GrammarReport
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., matched_token_id: _Optional[int] = ..., matched_stop: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., retractions: _Optional[int] = ..., message: _Optional[str] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., grammar: _Optional[_Union[GrammarReport, _Mapping]] = ...) -> None: ...
+
+class GrammarReport(_message.Message):
+    __slots__ = ("backend", "reason", "compile_ms", "mask_p99_ms", "constrained_tokens", "forced_tokens", "complete", "enforced", "valid")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_MS_FIELD_NUMBER: _ClassVar[int]
+    MASK_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    ENFORCED_FIELD_NUMBER: _ClassVar[int]
+    VALID_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    reason: str
+    compile_ms: float
+    mask_p99_ms: float
+    constrained_tokens: int
+    forced_tokens: int
+    complete: bool
+    enforced: bool
+    valid: bool
+    def __init__(self, backend: _Optional[str] = ..., reason: _Optional[str] = ..., compile_ms: _Optional[float] = ..., mask_p99_ms: _Optional[float] = ..., constrained_tokens: _Optional[int] = ..., forced_tokens: _Optional[int] = ..., complete: _Optional[bool] = ..., enforced: _Optional[bool] = ..., valid: _Optional[bool] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_ms", "prefill_ms", "decode_ms", "detokenise_ms", "drafted_tokens", "accepted_tokens")
