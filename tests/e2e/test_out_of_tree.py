@@ -129,5 +129,55 @@ def test_every_installed_plugin_is_listed_loaded_and_conforms(venv: Any) -> None
     assert routers.stdout.count("acme-") == 2
 
 
+BAD = {
+    "branchline.eviction_policies": {"acme": "acme_bad:Twice", "lru": "acme_bad:Reserved"},
+    "branchline.executors": {"gone": "no_such_module_xyz:Executor"},
+    "branchline.hooks": {"newer": "acme_bad:Newer"},
+    "branchline.radix_cache_backends": {"lacking": "acme_bad:Lacking", "half": "acme_bad"},
+    "branchline.plugins": {"broken": "acme_broken"},
+}
+BAD_CODE = """
+print("imported acme_bad")
+class Twice:
+    def rank(self, uses, priority): return 0
+class Reserved(Twice): ...
+class Newer:
+    api_version, point, point_version, mode, priority = 2, "request.end", 1, "before", 0
+    def __call__(self, request, delta): ...
+class Lacking: ...
+"""
+
+
+@pytest.fixture(scope="module")
+def faulty(venv: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same with a package in which everything is wrong."""
+    folder = tmp_path_factory.mktemp("faulty")
+    venv.install(installed.wheel(folder, "acme-bad", BAD, {"acme_bad": BAD_CODE, "acme_broken": "1 / 0\n"}))
+    return venv
+
+
+def test_what_is_wrong_with_a_package_is_told_and_what_is_right_goes_on(used: Used, faulty: Any) -> None:
+    done = faulty.branchline("plugins", "--check", "--json")
+    assert done.returncode == 1 and done.stdout.count("imported acme_bad") == 1, "once a process"
+    document = json.loads(done.stdout[done.stdout.index("{") :])
+    failures = {one["name"]: one["traceback"] for one in document["failures"]}
+    collision = failures["acme = acme_bad:Twice"]
+    assert "acme-eviction_policies 1.2.3" in collision and "acme-bad 1.2.3" in collision and "duplicate" in collision
+    assert "reserved" in failures["lru = acme_bad:Reserved"]
+    assert "no_such_module_xyz" in failures["executors gone"]
+    assert "API version 2; this is API version 1" in failures["hooks newer"]
+    assert "missing method 'match'" in failures["radix_cache_backends lacking"]
+    assert "target must be 'module:object'" in failures["half = acme_bad"]
+    assert "ZeroDivisionError" in failures["broken = acme_broken"]
+    states = {(row["kind"], row["name"]): row["state"] for row in document["registered"]}
+    assert states["eviction_policies", "acme"] == "loaded" and states["eviction_policies", "lru"] == "loaded"
+
+
+def test_a_faulty_package_can_be_left_out_whole(used: Used, faulty: Any) -> None:
+    done = faulty.branchline("plugins", "--check", "--plugins-disable", "acme_bad")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "imported acme_bad" not in done.stdout and done.stdout.count("disabled") == sum(map(len, BAD.values()))
+
+
 def test_this_process_has_none_of_them() -> None:
     assert not [name for name in sys.modules if name.startswith("acme_")]
