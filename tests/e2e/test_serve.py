@@ -146,7 +146,8 @@ def test_serve_whose_gateway_dies_stops_without_restarting_engines(tiny: TinyMod
 def test_a_model_without_a_family_of_ours_is_served_slowly_and_that_is_said(tiny: TinyModels, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "gpt2"
-    config = transformers.GPT2Config(vocab_size=49152, n_positions=256, n_embd=16, n_layer=1, n_head=2)
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.GPT2Config(vocab_size=49152, n_positions=256, n_embd=16, n_layer=1, n_head=2, **ids)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(tiny.tokenizer_json)
     with served(str(folder)) as (client, process):
