@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Options;
-use crate::dispatch::{LeaseSigner, LiveRequests, Offload};
+use crate::dispatch::{LeaseSigner, LiveRequests, Offload, Rooms};
 use crate::guard::BodyLimit;
 use crate::http::{Explanations, ResponseStore, Shown};
 use crate::workers::Workers;
@@ -43,6 +43,8 @@ pub struct App {
     pub responses: ResponseStore,
     /// Where tokenising and template rendering run.
     pub offload: Offload,
+    /// Where the halves of split requests meet.
+    pub rooms: Arc<Rooms>,
     /// Signs and reads lease ids.
     pub leases: LeaseSigner,
     /// Where spans go, if anywhere.
@@ -85,6 +87,7 @@ impl App {
             metrics,
             worker_tls,
             live: Arc::default(),
+            rooms: Arc::default(),
             leases,
             responses,
             offload: Offload::new(tracker.clone()),

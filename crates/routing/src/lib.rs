@@ -6,12 +6,14 @@
 
 mod block;
 mod identity;
+mod pair;
 mod policy;
 mod slots;
 mod text;
 mod uses;
 
 pub use block::{Batch, BlockIndex, Change, Gap};
+pub use pair::cheapest_pair;
 pub use policy::{Ask, Candidate, Policy, PolicyKind};
 pub use text::{BLOCK_BYTES, TextIndex};
 pub use uses::{CopyCost, Uses};

@@ -148,7 +148,7 @@ impl FromStr for PolicyKind {
 }
 
 /// Tokens of prefill that one running request is worth: it shares each step with the newcomer.
-const RUNNING_TOKENS: f64 = 64.0;
+pub(crate) const RUNNING_TOKENS: f64 = 64.0;
 /// Tokens of prefill that a KV pool costs for each full pool's worth it is used over what is left.
 const PRESSURE_TOKENS: f64 = 300.0;
 /// What a token that must be computed a second time costs the fleet beyond its computation: its copy pushes others out
@@ -162,7 +162,7 @@ const SURPLUS_MOST: f64 = 500.0;
 
 impl Candidate {
     /// Load in tokens of a usual worker, the request's own prompt left out.
-    fn load(&self) -> f64 {
+    pub(crate) fn load(&self) -> f64 {
         (self.queued_tokens as f64 + self.standing()) / self.speed
     }
 

@@ -172,6 +172,10 @@ table! {
     prediction_error: Counters(Counter, Counter::default) = "branchline_router_prediction_error_tokens" [];
     #[doc = " Attempts moved to another worker before the first byte, by reason."]
     retries: Counters(Counter, Counter::default) = "branchline_router_retries" ["reason"];
+    #[doc = " Requests for models with prefill and decode workers, by way: pair, bypass (little to compute), decode_only (no whole pair)."]
+    pd_requests: Counters(Counter, Counter::default) = "branchline_router_pd_requests" ["way"];
+    #[doc = " Split requests that broke before the first byte, by part at fault: prefill, transfer, decode."]
+    pd_failures: Counters(Counter, Counter::default) = "branchline_router_pd_failures" ["part"];
     #[doc = " Requests ended early, by reason: client (it left), api (an abort call), shutdown."]
     aborts: Counters(Counter, Counter::default) = "branchline_router_aborts" ["reason"];
     #[doc = " Error answers and error events, by code."]

@@ -31,7 +31,8 @@ impl Fleet {
     pub fn choose(&self, model: Option<&str>, query: &RouteQuery<'_>) -> Result<Choice> {
         let workers = self.workers.load();
         let kind = |worker: &&Arc<Worker>| {
-            query.transport.is_none_or(|transport| worker.transport() == transport)
+            worker.serves_alone()
+                && query.transport.is_none_or(|transport| worker.transport() == transport)
                 && query
                     .numerics_id
                     .is_none_or(|bits| worker.model().is_some_and(|model| model.info.numerics_id == bits))
@@ -39,7 +40,8 @@ impl Fleet {
         let serving: Vec<&Arc<Worker>> =
             workers.iter().filter(kind).filter(|worker| worker.can_serve(model)).collect();
         if serving.is_empty() {
-            return Err(self.unknown(model));
+            let half = workers.iter().any(|worker| !worker.serves_alone() && worker.can_serve(model));
+            return Err(if half { self.no_pair(model) } else { self.unknown(model) });
         }
         // A probe that another request took in this very moment makes its worker unfit: look again.
         for _ in 0..=serving.len() {
@@ -73,7 +75,11 @@ impl Fleet {
     }
 
     /// Those of `serving` that should have the request: the well ones of the highest priority, else those put aside.
-    fn fit<'a>(&self, serving: &[&'a Arc<Worker>], query: &RouteQuery<'_>) -> Vec<&'a Arc<Worker>> {
+    pub(crate) fn fit<'a>(
+        &self,
+        serving: &[&'a Arc<Worker>],
+        query: &RouteQuery<'_>,
+    ) -> Vec<&'a Arc<Worker>> {
         let now = self.shared.clock.now();
         self.review(serving, now);
         self.doubt_stalled(serving, now);

@@ -19,6 +19,7 @@ mod index;
 mod load;
 mod model;
 mod options;
+mod pair;
 pub mod proto;
 mod route;
 mod spec;
@@ -38,8 +39,9 @@ pub use http::{HttpWorker, ResponseBody};
 pub use load::{LoadGuard, Watch};
 pub use model::Model;
 pub use options::{BufferLimits, FleetOptions, SubmitOptions};
+pub use pair::PairChoice;
 pub use route::{CacheKey, Choice, Decision, RouteQuery};
-pub use spec::{ModelCard, ModelName, RUNTIMES, WorkerPatch, WorkerSpec};
+pub use spec::{ModelCard, ModelName, RUNTIMES, Role, WorkerPatch, WorkerSpec};
 pub use tls::{ClientFiles, ClientTls, ServerTls, Wire};
 pub use worker::{Transport, Worker, WorkerInfo};
 

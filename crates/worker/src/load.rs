@@ -163,6 +163,8 @@ pub struct LoadGuard {
     begun: bool,
     /// Counted as an answer whose next piece is awaited.
     awaits: bool,
+    /// Its first byte depends on another worker's: it says nothing of how fast this one is.
+    waits: bool,
     /// Blocks this request will bring; released with the guard.
     reservation: Option<Reservation>,
 }
@@ -191,21 +193,39 @@ impl LoadGuard {
             patience,
             begun: false,
             awaits: false,
+            waits: false,
             reservation,
         }
     }
 
     /// What to ask [`crate::Fleet::judge`] with while no byte has come; `None` if the worker is not judged by time.
     pub fn watch(&self) -> Option<Watch> {
-        let patience = self.patience.filter(|_| !self.begun)?;
+        let patience = self.patience.filter(|_| !self.begun && !self.waits)?;
         Some(Watch { record: self.record.clone(), chosen: self.chosen, patience })
+    }
+
+    /// The worker can't begin before another one has computed the prompt, so its silence is not its own, and of the
+    /// prompt there is hardly anything for it to do.
+    pub(crate) fn waits_for_another(&mut self) {
+        self.waits = true;
+        self.load.prefill_tokens.fetch_sub(std::mem::take(&mut self.prefill), Ordering::Relaxed);
+    }
+
+    /// What it waited for is there: from now on its silence is its own.
+    pub fn waits_no_longer(&mut self) {
+        self.chosen = self.record.clock.now();
+        self.waits = false;
+        self.ahead = 0;
     }
 
     /// The prompt is computed (first token or first body byte seen): its prefill no longer counts.
     pub fn prefilled(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             let now = self.record.clock.now();
-            self.record.health.begun(now, self.ahead, now.saturating_sub(self.chosen));
+            match self.waits {
+                true => self.record.health.heard(now),
+                false => self.record.health.begun(now, self.ahead, now.saturating_sub(self.chosen)),
+            }
         }
         self.unburden();
     }

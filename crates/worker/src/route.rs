@@ -80,6 +80,13 @@ pub struct Decision {
     pub left_out: Vec<WorkerId>,
 }
 
+impl Decision {
+    /// Prompt tokens that the chosen worker would have to compute.
+    pub fn uncached_tokens(&self) -> u64 {
+        self.candidates.get(self.chosen).map_or(self.prompt_tokens, |chosen| chosen.uncached_tokens)
+    }
+}
+
 /// Bytes of prompt text that pass for one token where nothing tokenises.
 const BYTES_PER_TOKEN: u64 = 4;
 /// Tokens of a block of the approximate index.
@@ -106,6 +113,23 @@ struct Hashed {
     namespace: Vec<u8>,
     page: usize,
     hashes: Arc<[u64]>,
+}
+
+/// Candidates with what is known of each.
+pub(crate) struct Weighed {
+    policy: PolicyKind,
+    pub(crate) candidates: Vec<Candidate>,
+    predictions: Vec<Prediction>,
+    /// The text's hashes, if any HTTP worker is among them.
+    text_hashes: Option<Vec<u64>>,
+}
+
+/// Prompt tokens, estimated for HTTP workers.
+fn prompt_tokens(worker: &Worker, query: &RouteQuery<'_>) -> u64 {
+    match worker.transport() {
+        Transport::Grpc => query.token_ids.len() as u64,
+        Transport::Http => query.text.len() as u64 / BYTES_PER_TOKEN,
+    }
 }
 
 /// What a candidate is predicted to have.
@@ -142,12 +166,21 @@ impl Router {
         query: &RouteQuery<'_>,
     ) -> Option<Choice> {
         let policy = self.policy_of(model);
-        let prompt = |worker: &Worker| match worker.transport() {
-            Transport::Grpc => query.token_ids.len() as u64,
-            Transport::Http => query.text.len() as u64 / BYTES_PER_TOKEN,
-        };
+        let weighed = self.weigh(policy.kind(), eligible, query);
+        let ask = Ask { key: query.key, prefix: prefix(policy.kind(), query), now: self.clock.now() };
+        let position = policy.choose(&weighed.candidates, &ask, &mut *self.random.lock())?;
+        self.take(eligible, weighed, position, query)
+    }
+
+    /// What each of `eligible` would have to do for a request.
+    pub(crate) fn weigh(
+        &self,
+        policy: PolicyKind,
+        eligible: &[&Arc<Worker>],
+        query: &RouteQuery<'_>,
+    ) -> Weighed {
         let now = self.clock.now();
-        let (predictions, text_hashes) = self.predict(policy.kind(), eligible, query);
+        let (predictions, text_hashes) = self.predict(policy, eligible, query);
         let speeds = speeds(eligible, now);
         let recent: SmallVec<[u64; 64]> = eligible.iter().map(|worker| worker.load.recent(now)).collect();
         let least = recent.iter().copied().min().unwrap_or(0);
@@ -157,7 +190,7 @@ impl Router {
             .map(|(worker, ((prediction, speed), recent))| Candidate {
                 worker: worker.id,
                 name: worker.name,
-                uncached_tokens: prompt(worker).saturating_sub(prediction.cached),
+                uncached_tokens: prompt_tokens(worker, query).saturating_sub(prediction.cached),
                 copied_tokens: prediction.copied,
                 queued_tokens: worker.load.prefill_tokens(),
                 surplus_tokens: recent - least,
@@ -166,12 +199,23 @@ impl Router {
                 speed,
             })
             .collect();
-        let ask = Ask { key: query.key, prefix: prefix(policy.kind(), query), now };
-        let position = policy.choose(&candidates, &ask, &mut *self.random.lock())?;
+        Weighed { policy, candidates, predictions, text_hashes }
+    }
+
+    /// Counts the request on the one at `position`. `None` if that has just let in its one probe.
+    pub(crate) fn take(
+        &self,
+        eligible: &[&Arc<Worker>],
+        weighed: Weighed,
+        position: usize,
+        query: &RouteQuery<'_>,
+    ) -> Option<Choice> {
+        let Weighed { policy, candidates, predictions, text_hashes } = weighed;
+        let now = self.clock.now();
         let worker = *eligible.get(position)?;
         let Prediction { cached, blocks, hashes, .. } = predictions[position].clone();
         let entry = worker.health().enter(now)?;
-        worker.load.sent(prompt(worker), now);
+        worker.load.sent(prompt_tokens(worker, query), now);
         if let Some(hashes) = text_hashes
             && worker.transport() == Transport::Http
         {
@@ -198,8 +242,8 @@ impl Router {
             guard,
             predicted_cached_tokens: u32::try_from(cached).unwrap_or(u32::MAX),
             decision: Decision {
-                policy: policy.kind(),
-                prompt_tokens: prompt(worker),
+                policy,
+                prompt_tokens: prompt_tokens(worker, query),
                 candidates,
                 chosen: position,
                 left_out: Vec::new(),

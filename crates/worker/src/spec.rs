@@ -39,8 +39,23 @@ pub struct WorkerSpec {
     /// Models that it serves; empty for what it says itself.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<ModelName>,
-    /// `regular`; the roles of split prefill and decode are refused by name.
+    /// `regular`, `prefill`, `decode`, or `both` for either half; see [`Role`].
     pub worker_type: String,
+    /// Port of a prefill worker's bootstrap server, for SGLang's kind of hand-over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bootstrap_port: Option<u16>,
+    /// Only workers of one group are paired; those without a group are one of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Data-parallel ranks of a prefill worker; 1 for none.
+    #[serde(skip_serializing_if = "is_one")]
+    pub dp_size: u32,
+    /// How a vLLM worker hands its pages over: `nixl` or `mooncake`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_connector: Option<String>,
+    /// What a vLLM worker's connector calls itself; only Mooncake's needs it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_engine_id: Option<String>,
     /// `grpc` or `http`; absent for what the URL says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection_mode: Option<String>,
@@ -69,6 +84,11 @@ impl Default for WorkerSpec {
             model_id: None,
             models: Vec::new(),
             worker_type: "regular".to_owned(),
+            bootstrap_port: None,
+            group: None,
+            dp_size: 1,
+            kv_connector: None,
+            kv_engine_id: None,
             connection_mode: None,
             runtime_type: None,
             labels: BTreeMap::new(),
@@ -96,6 +116,26 @@ pub struct WorkerPatch {
     pub draining: Option<bool>,
 }
 
+/// What a worker is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Answers requests alone.
+    Regular,
+    /// Computes prompts for others.
+    Prefill,
+    /// Decodes from prompts that others computed; engines of ours and vLLM also serve alone.
+    Decode,
+    /// Either half, or alone.
+    Both,
+}
+
+fn is_one(number: &u32) -> bool {
+    *number == 1
+}
+
+/// How vLLM workers can hand pages over.
+const CONNECTORS: [&str; 2] = ["nixl", "mooncake"];
+
 /// Kinds of server that can be named or found out.
 pub const RUNTIMES: [&str; 5] = ["branchline", "sglang", "vllm", "llamacpp", "openai"];
 
@@ -103,6 +143,16 @@ impl WorkerSpec {
     /// The worker at `url`, all else by default.
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), ..Self::default() }
+    }
+
+    /// What the operator says it is there for.
+    pub fn role(&self) -> Role {
+        match self.worker_type.as_str() {
+            "prefill" => Role::Prefill,
+            "decode" => Role::Decode,
+            "both" => Role::Both,
+            _ => Role::Regular,
+        }
     }
 
     /// Ids of the models that the operator names; empty if none.
@@ -133,14 +183,31 @@ impl WorkerSpec {
     pub fn check(&self) -> Result<()> {
         let refuse = |field: &str, text: String| Err(Error::invalid(field, text));
         match self.worker_type.as_str() {
-            "regular" => {}
-            "prefill" | "decode" | "encode" => {
-                let text = format!("worker_type '{}' is not implemented; give regular", self.worker_type);
+            "regular" | "prefill" | "decode" | "both" => {}
+            "encode" => {
+                let text = "worker_type 'encode' is not implemented; give regular, prefill, decode or both";
                 return Err(Error::new(ErrorCode::Unimplemented, text).with_field("worker_type"));
             }
             other => {
-                return refuse("worker_type", format!("worker_type '{other}' does not exist; give regular"));
+                let text =
+                    format!("worker_type '{other}' does not exist; give regular, prefill, decode or both");
+                return refuse("worker_type", text);
             }
+        }
+        if self.bootstrap_port == Some(0) {
+            return refuse(
+                "bootstrap_port",
+                "bootstrap_port is 0; give the port, or leave it out".to_owned(),
+            );
+        }
+        if !(1..=1024).contains(&self.dp_size) {
+            return refuse("dp_size", format!("dp_size is {}; give a number from 1 to 1024", self.dp_size));
+        }
+        if let Some(name) = &self.kv_connector
+            && !CONNECTORS.contains(&name.as_str())
+        {
+            let text = format!("kv_connector '{name}' does not exist; give {}", CONNECTORS.join(" or "));
+            return refuse("kv_connector", text);
         }
         if let Some(mode) = &self.connection_mode
             && !matches!(mode.as_str(), "grpc" | "http")
@@ -214,7 +281,10 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_by_its_name() {
         for (text, field) in [
-            (r#"{"worker_type":"prefill"}"#, "worker_type"),
+            (r#"{"worker_type":"encode"}"#, "worker_type"),
+            (r#"{"bootstrap_port":0}"#, "bootstrap_port"),
+            (r#"{"dp_size":0}"#, "dp_size"),
+            (r#"{"kv_connector":"telepathy"}"#, "kv_connector"),
             (r#"{"worker_type":"fast"}"#, "worker_type"),
             (r#"{"connection_mode":"carrier pigeon"}"#, "connection_mode"),
             (r#"{"runtime_type":"trt"}"#, "runtime_type"),

@@ -123,6 +123,14 @@ impl Worker {
         }
     }
 
+    /// Where other workers reach it: the host and the port of its URL.
+    pub fn host_and_port(&self) -> Option<(String, u16)> {
+        let authority =
+            self.url.split_once("://")?.1.trim_end_matches('/').parse::<http::uri::Authority>().ok()?;
+        let host = authority.host().trim_matches(['[', ']']).to_owned();
+        Some((host, authority.port_u16().unwrap_or(80)))
+    }
+
     /// How it is spoken to.
     pub fn transport(&self) -> Transport {
         match self.client {

@@ -1,11 +1,13 @@
 //! `PageCache` and the hash functions for Python. Cheap calls: the GIL is kept, except for `audit`.
 
 use branchline_prefix::{self as prefix, CacheOptions, Event, Move, NodeView, Policy};
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::convert::{Numbers, value_error};
+use crate::kernels::bytes_of;
 
 /// Owner of every KV page: free, in the prefix tree, or private to the caller.
 #[pyclass(module = "branchline._native")]
@@ -192,6 +194,13 @@ pub(crate) fn block_hashes(namespace: &[u8], token_ids: Numbers, page_size: usiz
         return Err(PyValueError::new_err("page_size is 0: give a number from 1"));
     }
     Ok(prefix::hash::chain_all(namespace, &token_ids.0, page_size))
+}
+
+/// XXH3-64 of bytes that came from elsewhere, to be compared with what the sender said.
+#[pyfunction]
+pub(crate) fn checksum(py: Python<'_>, data: PyBuffer<u8>) -> PyResult<u64> {
+    let bytes = bytes_of(&data).ok_or_else(|| PyValueError::new_err("the bytes are not contiguous"))?;
+    Ok(py.detach(|| xxhash_rust::xxh3::xxh3_64(bytes)))
 }
 
 /// Pages to allocate so that a sequence grows from `prefix` to `length` tokens.

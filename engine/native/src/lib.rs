@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::cache::{PageCache, block_hashes, namespace, page_demand};
+    use crate::cache::{PageCache, block_hashes, checksum, namespace, page_demand};
     #[pymodule_export]
     use crate::executor::{CpuModel, PenaltyState, sample_rows};
     #[pymodule_export]

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "CpuModel", "PageCache", "PenaltyState", "TextStream", "Vocabulary", "block_hashes", "namespace", "page_demand",
-    "push_many", "sample_rows",
+    "CpuModel", "PageCache", "PenaltyState", "TextStream", "Vocabulary", "block_hashes", "checksum", "namespace",
+    "page_demand", "push_many", "sample_rows",
 ]  # fmt: skip
 
 _Ids: TypeAlias = Sequence[int] | array[int] | npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.int64]
@@ -165,6 +165,9 @@ def namespace(cache_salt: str | None, extra_key: str | None, adapter: str | None
 def block_hashes(namespace: bytes, token_ids: _Ids, page_size: int) -> list[int]:
     """Chained hash of every whole page; those of the events."""
 
+def checksum(data: bytes | memoryview) -> int:
+    """XXH3-64 of contiguous bytes."""
+
 def page_demand(prefix: int, length: int, page_size: int) -> int:
     """Pages to allocate so that a sequence grows from `prefix` to `length` tokens."""
 
@@ -235,6 +238,12 @@ class CpuModel:
 
     def move_pages(self, moves: Sequence[tuple[bool, int, int]]) -> None:
         """Copy in order: (True, page, slot) from page to slot, (False, page, slot) back. ValueError copies nothing."""
+
+    def read_pages(self, pages: Sequence[int]) -> bytes:
+        """Keys and values of these pages, one after the other. ValueError for one that does not exist."""
+
+    def write_pages(self, pages: Sequence[int], data: bytes | memoryview) -> None:
+        """Fill these pages from what `read_pages` gave. ValueError, and nothing written, for other sizes."""
 
     def logits(self) -> bytes:
         """Logits of the last step as little-endian f32, row after row."""

@@ -439,6 +439,9 @@ hooks: Registry[Callable[..., object]] = Registry("hooks", "hook", "branchline.e
 serve_backends: Registry[Callable[..., object]] = Registry(
     "serve_backends", "serve backend", "branchline.cli.backends.base:ServeBackend"
 )
+kv_transfer_backends: Registry[Callable[..., object]] = Registry(
+    "kv_transfer_backends", "kv transfer backend", "branchline.engine.handover.base:KvTransferBackend"
+)
 plugins = Plugins()
 
 
@@ -457,4 +460,5 @@ def all_registries() -> tuple[Registry[Callable[..., object]], ...]:
         platforms,
         hooks,
         serve_backends,
+        kv_transfer_backends,
     )

@@ -117,7 +117,23 @@ CASES: dict[str, tuple[pb.GenerateRequest, grpc.StatusCode, str, str]] = {
     ),
     "grammar without a backend": (with_fields(grammar=pb.Grammar(regex="a+")), WRONG, "grammar", "grammar-backend"),
     "draft": (with_fields(draft=pb.Draft(token_ids=[1])), LATER, "draft", "draft"),
-    "disaggregation": (with_fields(disaggregation=pb.Disaggregation()), LATER, "disaggregation", "disaggregation"),
+    "hand-over without its half": (
+        with_fields(disaggregation=pb.Disaggregation()), WRONG, "disaggregation.half", "half",
+    ),
+    "prefill half that generates": (
+        with_fields(disaggregation=pb.Disaggregation(half=1)), WRONG, "sampling.max_tokens", "max_tokens is 8",
+    ),
+    "decode half without an address": (
+        with_fields(disaggregation=pb.Disaggregation(half=2)), WRONG, "disaggregation.bootstrap_host", "address",
+    ),
+    "room beyond the range": (
+        with_fields(disaggregation=pb.Disaggregation(half=2, bootstrap_room=2**63)),
+        WRONG, "disaggregation.bootstrap_room", str(2**63),
+    ),
+    "parameters of a hand-over": (
+        with_fields(disaggregation=pb.Disaggregation(half=2, parameters="{}")),
+        LATER, "disaggregation.parameters", "parameters",
+    ),
     "cache tier": (with_fields(cache_tier=0), LATER, "cache_tier", "cache_tier"),
 }  # fmt: skip
 

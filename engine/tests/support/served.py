@@ -12,10 +12,12 @@ import grpc
 import grpc.aio
 from branchline import _native
 from branchline.engine.cache import CacheContext, build_cache
+from branchline.engine.handover import Handovers, KvTransferBackend, TransferContext, build_backends
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.generated import engine_pb2_grpc
+from branchline.engine.service.handover import PeerOptions, Pulls
 from branchline.engine.service.limits import ModelInfo
 from branchline.engine.service.server import EngineServer, ServerOptions
 from branchline.engine.service.servicer import EngineServicer
@@ -42,17 +44,41 @@ MODEL = ModelInfo(
 )
 
 
+def built_in() -> dict[str, KvTransferBackend]:
+    """The transfer backends of an engine that has nothing else installed."""
+    return build_backends("stream", TransferContext("127.0.0.1", 1 << 20, 1 << 16))
+
+
 class Served:
     """One running server. `executor` may be slowed down or broken by tests."""
 
-    def __init__(self, model: ModelInfo, pages: int, stream_buffer: int, options: ServerOptions) -> None:
+    def __init__(
+        self,
+        model: ModelInfo,
+        pages: int,
+        stream_buffer: int,
+        options: ServerOptions,
+        backends: Callable[[], dict[str, KvTransferBackend]],
+        wait_s: float,
+        step_tokens: int,
+    ) -> None:
         self.executor = TinyExecutor(pages, PAGE)
+        cache = build_cache("native", CacheContext(pages, PAGE))
+        self.handovers = Handovers(cache, self.executor, backends(), wait_s)
         self.loop = EngineLoop(
             self.executor,
-            build_cache("native", CacheContext(pages, PAGE)),
+            cache,
             vocabulary(),
-            LoopOptions(SchedulerOptions(context_length=model.context_length), model.eos_ids),
+            LoopOptions(
+                SchedulerOptions(
+                    context_length=model.context_length,
+                    max_step_tokens=step_tokens,
+                    max_running_requests=min(64, step_tokens),
+                ),
+                model.eos_ids,
+            ),
             draw_seed=lambda: 7,
+            handovers=self.handovers,
         )
         self.servicer = EngineServicer(
             self.loop, model, _native.namespace, options={"page_size": PAGE}, components=("executors=tiny (test)",),
@@ -72,10 +98,18 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(
-    *, model: ModelInfo = MODEL, pages: int = 256, stream_buffer: int = 16384, **options: Any
+    *,
+    model: ModelInfo = MODEL,
+    pages: int = 256,
+    stream_buffer: int = 16384,
+    backends: Callable[[], dict[str, KvTransferBackend]] = built_in,
+    wait_s: float = 20.0,
+    step_tokens: int = 512,
+    **options: Any,
 ) -> AsyncIterator[Served]:
     """A running server and a channel to it; afterwards the loop is closed and must hold nothing."""
-    made = Served(model, pages, stream_buffer, ServerOptions(**options))
+    made = Served(model, pages, stream_buffer, ServerOptions(**options), backends, wait_s, step_tokens)
+    pulls = made.handovers.puller = Pulls(made.handovers, PeerOptions(options.get("token", "")))
     made.loop.start()
     await made.server.start()
     made.channel = grpc.aio.insecure_channel(f"127.0.0.1:{made.server.port}")
@@ -83,9 +117,11 @@ async def served(
     try:
         yield made
     finally:
+        await pulls.close()
         await made.channel.close()
         await made.server.stop()
         await asyncio.to_thread(made.loop.close)
+        made.handovers.close()
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:

@@ -176,6 +176,18 @@ class TinyExecutor:
                 self.kv[there] = self.host[slot]
                 self.host[slot] = 0xBAD
 
+    def read_pages(self, pages: Sequence[int]) -> bytes:
+        """See PageExecutor."""
+        size = self.page_size
+        return b"".join(self.kv[page * size : (page + 1) * size].tobytes() for page in pages)
+
+    def write_pages(self, pages: Sequence[int], data: bytes | memoryview) -> None:
+        """See PageExecutor."""
+        size = self.page_size
+        values = np.frombuffer(data, dtype=np.uint64).reshape(len(pages), size)
+        for page, row in zip(pages, values, strict=True):
+            self.kv[page * size : (page + 1) * size] = row
+
     def close(self) -> None:
         """See Executor."""
         self.closed = True

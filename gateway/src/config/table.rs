@@ -192,6 +192,8 @@ table! {
     cache_index_size: Size = "64MiB", since "0.1.0";
     #[doc = " How long that index believes a prompt to be cached after its last use."]
     cache_index_ttl: Duration = "30m", since "0.2.0";
+    #[doc = " Prompts of which a decode worker would have to compute no more tokens than this are not split between a prefill and a decode worker."]
+    pd_bypass_tokens: usize = "256", since "0.3.0";
     #[doc = " Memory for the exact index of the blocks that engines report."]
     block_index_size: Size = "512MiB", since "0.2.0";
     #[doc = " How tool calls are found in text: `auto` by the model's chat template, `none`, or deepseek_r1, deepseek_v3, deepseek_v31, hermes, json, llama3_json, mistral, pythonic, qwen, or one that a plugin registered."]

@@ -63,6 +63,13 @@ impl Job {
         }
     }
 
+    /// Whether one worker may compute its prompt and another one its output: not if the prompt's own scores are wanted,
+    /// which only who computes it knows, if a lease says where it belongs, or if there is no output.
+    pub(super) fn may_be_split(&self) -> bool {
+        let scored = self.logprobs.as_ref().is_some_and(|logprobs| logprobs.input_start.is_some());
+        !scored && self.lease.is_none() && self.sampling.max_tokens != Some(0)
+    }
+
     /// A worker's refusal in the client's own words: it knows the constraint as `grammar` only.
     pub(super) fn in_clients_words(&self, mut error: Error) -> Error {
         let asked = self.sampling.constraint.as_ref();

@@ -4,6 +4,7 @@
 //! is continued on a worker that promises the same bits. Pulled by its reader; dropping it cancels every leg at once.
 
 mod emitted;
+mod half;
 mod leg;
 
 use std::future::Future;
@@ -13,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
-use branchline_worker::{Choice, Judgement, Watch};
+use branchline_worker::{Judgement, Watch};
 use futures_util::Stream;
 use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -23,7 +24,8 @@ use super::piece::nonsense;
 use super::{Job, JobLease, Piece};
 use crate::app::App;
 use emitted::Emitted;
-use leg::Leg;
+use half::Fault;
+use leg::{Chosen, Leg};
 
 /// What a client is told to wait if nobody knows better.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -34,8 +36,11 @@ pub struct Running {
     job: Job,
     observer: Observer,
     legs: Vec<Leg>,
-    /// Workers that had their attempt, the latest last.
+    /// Workers that had their attempt and were not at one that another one's fault ended, the latest last.
     tried: Vec<WorkerId>,
+    attempts: usize,
+    /// Attempts that were split: what they left on a worker may still be ending there.
+    splits: usize,
     arrived: Instant,
     /// Whether a piece has come: from then on the answer is that worker's.
     begun: bool,
@@ -67,6 +72,8 @@ pub fn start(app: &Arc<App>, job: Job, arrived: Instant) -> Result<Running> {
         job,
         legs: Vec::with_capacity(1),
         tried: Vec::new(),
+        attempts: 0,
+        splits: 0,
         arrived,
         begun: false,
         continuations: 0,
@@ -114,27 +121,35 @@ impl Running {
     }
 
     /// A worker that had no try yet.
-    fn choose(&self) -> Result<Choice> {
+    fn choose(&self) -> Result<Chosen> {
         Leg::choose(&self.app, &self.job, &self.tried)
     }
 
     /// One more leg, on the chosen worker.
-    fn send(&mut self, choice: Choice) -> Result<()> {
-        self.tried.push(choice.worker.id);
-        let leg = Leg::first(&self.app, &self.job, choice, self.arrived)?;
+    fn send(&mut self, chosen: Chosen) -> Result<()> {
+        self.tried.extend(chosen.ids());
+        self.attempts += 1;
+        let again = self.splits;
+        self.splits += usize::from(again > 0 || matches!(chosen, Chosen::Pair(_)));
+        let leg = Leg::first(&self.app, &self.job, chosen, self.arrived, again)?;
         self.observer.chosen(leg.predicted);
-        self.watch = leg.stream.watch().map(|watch| {
+        self.legs.push(leg);
+        self.arm();
+        Ok(())
+    }
+
+    /// From now on the latest leg is asked about.
+    fn arm(&mut self) {
+        self.watch = self.legs.last().and_then(Leg::watch).map(|watch| {
             let sleep = Box::pin(tokio::time::sleep(watch.patience()));
             (watch, sleep)
         });
-        self.legs.push(leg);
-        Ok(())
     }
 
     /// A worker for a further try, if the request's own limit and the fleet's budget allow one. Nothing is spent unless
     /// there is a worker.
-    fn spare(&self) -> Option<Choice> {
-        if self.tried.is_empty() || self.tried.len() > self.app.options.max_retries {
+    fn spare(&self) -> Option<Chosen> {
+        if self.attempts == 0 || self.attempts > self.app.options.max_retries {
             return None;
         }
         let choice = self.choose().ok()?;
@@ -197,14 +212,26 @@ impl Running {
     }
 
     /// A leg broke: tries elsewhere, goes on elsewhere, or gives up with the error that the client shall see.
-    fn fail(&mut self, at: usize, error: Error) -> Result<()> {
+    fn fail(&mut self, at: usize, fault: Fault, mut error: Error) -> Result<()> {
         self.silence = None;
         let lost = self.legs.swap_remove(at);
         self.job.live.left(&lost.worker, &lost.id);
+        if let Some(half) = &lost.half {
+            self.job.live.left(&half.worker, &half.id);
+            if !self.begun {
+                self.excuse(&lost, half.worker.id, fault);
+            }
+        }
+        if fault == Fault::Transfer {
+            // Clients know nothing of halves.
+            error.field = None;
+        }
         if !self.begun {
             if !self.legs.is_empty() {
                 return Ok(());
             }
+            // What is left of it is called off before the next try is sent.
+            drop(lost);
             let code = error.code.name();
             return match self.move_on(error) {
                 Ok(()) => {
@@ -222,6 +249,17 @@ impl Running {
             return Err(self.job.in_clients_words(error));
         }
         Ok(())
+    }
+
+    /// Of a pair that broke, the half that was not at fault may have the next try as well.
+    fn excuse(&mut self, lost: &Leg, prefill: WorkerId, fault: Fault) {
+        let (innocent, part) = match fault {
+            Fault::Prefill => (lost.worker.id, "prefill"),
+            Fault::Transfer => (lost.worker.id, "transfer"),
+            Fault::Decode => (prefill, "decode"),
+        };
+        self.tried.retain(|id| *id != innocent);
+        self.app.metrics.pd_failures.with([part]).inc();
     }
 
     /// Continues what a lost leg carried.
@@ -265,7 +303,7 @@ impl Running {
                 Judgement::Stuck => {
                     self.watch = None;
                     if self.legs.len() == 1
-                        && let Some(choice) = self.spare()
+                        && let Some(choice) = self.beside()
                     {
                         self.observer.retried("suspected");
                         let sent = self.send(choice).is_ok();
@@ -279,6 +317,15 @@ impl Running {
         }
     }
 
+    /// Who may have a further try beside the one that is silent: of a pair, the half that is not suspected is free.
+    fn beside(&mut self) -> Option<Chosen> {
+        let leg = self.legs.first()?;
+        let Some(half) = &leg.half else { return self.spare() };
+        let innocent = if half.done { half.worker.id } else { leg.worker.id };
+        self.tried.retain(|id| *id != innocent);
+        self.spare()
+    }
+
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         let options = &self.app.options;
         let limit = if self.begun { options.idle_timeout } else { options.first_token_timeout };
@@ -290,8 +337,28 @@ impl Running {
     }
 
     /// The next piece of any leg, or the leg that broke and why.
-    fn poll_legs(&mut self, cx: &mut Context<'_>) -> Poll<(usize, Result<Piece>)> {
+    fn poll_legs(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<(usize, std::result::Result<Piece, (Fault, Error)>)> {
         for at in 0..self.legs.len() {
+            let leg = &mut self.legs[at];
+            if let Some(half) = &mut leg.half
+                && !half.done
+            {
+                match half.poll(cx) {
+                    Poll::Ready(Ok(())) => {
+                        leg.stream.waits_no_longer();
+                        if !self.begun && at + 1 == self.legs.len() {
+                            self.arm();
+                        }
+                    }
+                    // Once output comes, the prompt was there.
+                    Poll::Ready(Err(_)) if self.begun => half.done = true,
+                    Poll::Ready(Err(error)) => return Poll::Ready((at, Err((Fault::Prefill, error)))),
+                    Poll::Pending => {}
+                }
+            }
             let leg = &mut self.legs[at];
             let polled = match Pin::new(&mut leg.stream).poll_next(cx) {
                 Poll::Pending => continue,
@@ -312,7 +379,7 @@ impl Running {
                     Err(Error::new(ErrorCode::UpstreamFailed, "the worker ended the answer early; try again"))
                 }
             };
-            return Poll::Ready((at, polled));
+            return Poll::Ready((at, polled.map_err(|error| (Fault::of(&error), error))));
         }
         Poll::Pending
     }
@@ -333,7 +400,7 @@ impl Stream for Running {
                 let text = "the gateway stops and its drain timeout has passed; send the request again";
                 return Poll::Ready(Some(Err(with_wait(Error::new(ErrorCode::Unavailable, text)))));
             }
-            let (at, error) = match this.poll_legs(cx) {
+            let (at, (fault, error)) = match this.poll_legs(cx) {
                 Poll::Ready((at, Ok(mut piece))) => {
                     this.accept(at, &mut piece);
                     return Poll::Ready(Some(Ok(piece)));
@@ -342,13 +409,17 @@ impl Stream for Running {
                 Poll::Pending if this.poll_watch(cx).is_ready() => continue,
                 Poll::Pending => {
                     let error = ready!(this.poll_silence(cx));
+                    let mut fault = Fault::Decode;
                     if let Some(leg) = this.legs.first_mut() {
-                        leg.stream.blame();
+                        leg.blame();
+                        if leg.half.as_ref().is_some_and(|half| !half.done) {
+                            fault = Fault::Prefill;
+                        }
                     }
-                    (0, error)
+                    (0, (fault, error))
                 }
             };
-            if let Err(error) = this.fail(at, error) {
+            if let Err(error) = this.fail(at, fault, error) {
                 return Poll::Ready(Some(Err(error)));
             }
         }

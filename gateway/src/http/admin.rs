@@ -45,12 +45,17 @@ pub(super) fn metrics_routes() -> Router<Arc<App>> {
     Router::new().route("/metrics", get(scrape::metrics))
 }
 
-/// 200 while at least one worker can be chosen. Which they are is told to operators only.
+/// 200 while at least one worker, or one whole pair, can be chosen. Which they are is told to operators only.
 async fn health(State(app): State<Arc<App>>, trusted: Option<Extension<Trusted>>) -> Response {
     let workers = app.fleet.workers();
     let ready = workers.iter().filter(|worker| worker.is_ready()).count();
-    let status = if ready > 0 { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let word = if ready > 0 { "ok" } else { "no worker is ready" };
+    let serving = app.fleet.is_serving(None);
+    let status = if serving { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let word = match (serving, ready) {
+        (true, _) => "ok",
+        (false, 0) => "no worker is ready",
+        (false, _) => "no whole pair of workers is ready",
+    };
     let mut told = json!({"status": word, "workers_ready": ready, "workers_total": workers.len()});
     if trusted.is_some() {
         told["workers"] = workers.iter().map(|worker| super::workers::describe(worker)).collect();
@@ -58,11 +63,11 @@ async fn health(State(app): State<Arc<App>>, trusted: Option<Extension<Trusted>>
     answer(status, &told)
 }
 
-/// 200 while new requests are welcome: a worker is ready and no stop has been asked for.
+/// 200 while new requests are welcome: a worker or a whole pair is ready and no stop has been asked for.
 async fn readiness(State(app): State<Arc<App>>) -> Response {
     let (status, word) = if app.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "draining")
-    } else if app.fleet.workers().iter().any(|worker| worker.is_ready()) {
+    } else if app.fleet.is_serving(None) {
         (StatusCode::OK, "ready")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "no worker is ready")

@@ -93,6 +93,7 @@ impl Engine for Service {
     type GenerateStream = Out<proto::GenerateResponse>;
     type GetTokenizerStream = Out<proto::GetTokenizerResponse>;
     type SubscribeKvEventsStream = Out<proto::SubscribeKvEventsResponse>;
+    type PullKvStream = Out<proto::PullKvResponse>;
 
     async fn attach(
         &self,
@@ -239,6 +240,13 @@ impl Engine for Service {
         *self.state.batches.lock() = Some(batches);
         self.state.changed();
         Ok(Response::new(UnboundedReceiverStream::new(outbound).boxed()))
+    }
+
+    async fn pull_kv(
+        &self,
+        _: Request<Streaming<proto::PullKvRequest>>,
+    ) -> Result<Response<Self::PullKvStream>, Status> {
+        Err(Status::unimplemented("engines pull from engines, and none of these has pages"))
     }
 
     async fn acquire_lease(

@@ -47,6 +47,13 @@ impl DeltaStream {
         self.guard.as_ref().and_then(LoadGuard::watch)
     }
 
+    /// The other half of the request has done its part; see [`LoadGuard::waits_no_longer`].
+    pub fn waits_no_longer(&mut self) {
+        if let Some(guard) = &mut self.guard {
+            guard.waits_no_longer();
+        }
+    }
+
     /// What came is unusable, or nothing came for too long: the worker's record has a failure.
     pub fn blame(&mut self) {
         if let Some(guard) = &mut self.guard {

@@ -185,6 +185,22 @@ impl CpuModel {
         guarded(py, || model.move_pages(&moves))
     }
 
+    /// The bytes of these pages, one after the other.
+    fn read_pages<'py>(&mut self, py: Python<'py>, pages: Vec<u32>) -> PyResult<Bound<'py, PyBytes>> {
+        let model = self.ready()?;
+        let size =
+            pages.len().checked_mul(model.page_bytes()).ok_or_else(|| refused("too many pages".into()))?;
+        PyBytes::new_with(py, size, |bytes| model.read_pages(&pages, bytes).map_err(refused))
+    }
+
+    /// Fill these pages from what `read_pages` gave.
+    fn write_pages(&mut self, py: Python<'_>, pages: Vec<u32>, data: PyBuffer<u8>) -> PyResult<()> {
+        let model = self.ready()?;
+        let bytes =
+            bytes_of(&data).ok_or_else(|| refused("the pages' bytes are not contiguous".to_owned()))?;
+        guarded(py, || model.write_pages(&pages, bytes))
+    }
+
     /// Logits of the last step as little-endian f32 bytes, row after row.
     fn logits<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let model = self.ready()?;

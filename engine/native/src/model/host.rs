@@ -32,6 +32,36 @@ impl Model {
         Ok(())
     }
 
+    /// The bytes of these pages, one after the other: what [`Self::write_pages`] takes in a model of the same numerics.
+    pub(crate) fn read_pages(&self, pages: &[u32], to: &mut [u8]) -> Result<(), String> {
+        let size = self.check_pages(pages, to.len())?;
+        for (page, bytes) in pages.iter().zip(to.chunks_exact_mut(size)) {
+            self.cache.copy_out(*page as usize, bytes);
+        }
+        Ok(())
+    }
+
+    /// Fills these pages from what [`Self::read_pages`] gave.
+    pub(crate) fn write_pages(&mut self, pages: &[u32], from: &[u8]) -> Result<(), String> {
+        let size = self.check_pages(pages, from.len())?;
+        for (page, bytes) in pages.iter().zip(from.chunks_exact(size)) {
+            self.cache.copy_in(*page as usize, bytes);
+        }
+        Ok(())
+    }
+
+    /// Bytes a page, if all of these exist and `length` bytes are theirs.
+    fn check_pages(&self, pages: &[u32], length: usize) -> Result<usize, String> {
+        let (there, size) = (self.cache.pages(), self.cache.page_bytes());
+        if let Some(page) = pages.iter().find(|page| **page as usize >= there) {
+            return Err(format!("page {page} does not exist: there are {there}"));
+        }
+        if pages.len().checked_mul(size) != Some(length) {
+            return Err(format!("{length} bytes are not {} pages of {size}", pages.len()));
+        }
+        Ok(size)
+    }
+
     /// Copies pages in this order; nothing is copied if one of them names what does not exist.
     pub(crate) fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), String> {
         let (pages, slots) = (self.cache.pages(), self.host.slots);

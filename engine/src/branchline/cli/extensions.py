@@ -23,6 +23,7 @@ BUILTIN = (
     "branchline.engine.grammar",
     "branchline.engine.platforms",
     "branchline.cli.backends",
+    "branchline.engine.handover",
 )
 
 

@@ -123,6 +123,28 @@ class EngineConfig:
         choices=("auto",),
         kind="executors",
     )
+    role: str = option(
+        "both", "half of a prefill/decode pair that this worker is there for; prefill generates nothing, decode and "
+        "both also serve alone", section="handover", choices=("both", "prefill", "decode"),
+    )  # fmt: skip
+    kv_transfer_backend: str = option(
+        "auto", "what moves KV pages between a pair's workers; auto: mooncake if it is installed, else the gRPC stream "
+        "itself; whatever both workers have besides is used if they differ", section="handover", choices=("auto",),
+        kind="kv_transfer_backends",
+    )  # fmt: skip
+    kv_transfer_protocol: str = option(
+        "tcp", "network that mooncake or nixl uses between a pair's workers", section="handover",
+        choices=("tcp", "rdma"),
+    )  # fmt: skip
+    kv_transfer_timeout: float = option(
+        30.0, "seconds that a computed prompt waits to be pulled, or a pull for its prompt", section="handover",
+        minimum=0.1, maximum=3600,
+    )  # fmt: skip
+    kv_transfer_buffer: int = option(
+        256, "MiB of pages that may be on their way to other workers at one time", section="handover", minimum=1,
+        maximum=1_048_576,
+    )  # fmt: skip
+
     attention_backend: str = option(
         "auto", "how attention is computed; auto: the executor's choice", section="executor",
         choices=("auto",), kind="attention_backends",
@@ -252,6 +274,8 @@ class EngineConfig:
             )
         if self.host_cache_gib and (self.disable_radix_cache or self.radix_cache_backend == "none"):
             found.append("host-cache-gib keeps shared prefixes and none are shared: leave it out, or share them")
+        if self.role != "both" and (self.disable_radix_cache or self.radix_cache_backend == "none"):
+            found.append(f"role {self.role} hands shared prefixes over and none are shared: share them")
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             found.append(f"max-total-tokens {self.max_total_tokens} is below page-size {self.page_size}: raise it")
         if self.max_step_tokens < self.max_running_requests:

@@ -22,9 +22,11 @@ from branchline.engine.cache.leases import Budgets, Lease, LeaseBook
 from branchline.engine.errors import InternalError, InvalidArgument, ResourceExhausted, Unavailable
 from branchline.engine.grammar.manager import Manager
 from branchline.engine.grammar.pieces import lazily
-from branchline.engine.loop_faults import Stall, audit, describe, isolate, tell
+from branchline.engine.handover import Handovers
+from branchline.engine.loop_faults import Stall, audit, describe, isolate, tell, unblock
 from branchline.engine.loop_grammar import Entrance, leave
-from branchline.engine.loop_parts import Inbox, Watch, Watcher
+from branchline.engine.loop_handover import Doorway
+from branchline.engine.loop_parts import Inbox, Watch, Watcher, idle_limit
 from branchline.engine.scheduler import Group, Scheduler, SchedulerOptions, Sink
 from branchline.engine.scheduler.batch import Step
 from branchline.engine.scheduler.intake import Intake
@@ -70,14 +72,16 @@ class EngineLoop:
         drafter: Drafter | None = None,
         watch: Watch | None = None,
         grammars: Manager | None = None,
+        handovers: Handovers | None = None,
     ) -> None:
         self.options = options
         self._executor = executor
         self._cache = cache
-        self._clock = clock
+        self._clock = self.clock = clock
         budgets = Budgets.of(executor.num_pages, options.lease_budget, options.lease_tenant_budget)
         self._leases = LeaseBook(cache, executor.page_size, budgets)
-        self._scheduler = Scheduler(executor, cache, options.scheduler, self._leases, drafter)
+        self.handovers = handovers
+        self._scheduler = Scheduler(executor, cache, options.scheduler, self._leases, drafter, handovers)
         self._drafter = drafter
         self._watcher = Watcher(watch)
         self._intake = Intake(executor, cache, vocabulary, options.scheduler, options.eos_token_ids, draw_seed)
@@ -88,7 +92,10 @@ class EngineLoop:
         self._deadlines: dict[str, float] = {}  # loop thread only
         pieces = lazily(vocabulary, executor.vocab_size)
         self._masker = Masker(executor.vocab_size, options.scheduler.mask_patience_s, pieces)
-        self._entrance = Entrance(self._intake, self._scheduler, self._deadlines, grammars, self._post, clock, pieces)
+        enter = Doorway(handovers, self._scheduler, self.post).enter
+        self._entrance = Entrance(
+            self._intake, self._scheduler, self._deadlines, grammars, self.post, clock, pieces, enter
+        )
         self._closing = False
         self._thread: threading.Thread | None = None
         self._steps = 0
@@ -193,7 +200,7 @@ class EngineLoop:
 
         def unsubscribe() -> None:
             subscription.closed = True
-            self._post(lambda: self._feed.unsubscribe(subscription))
+            self.post(lambda: self._feed.unsubscribe(subscription))
 
         return unsubscribe
 
@@ -289,10 +296,10 @@ class EngineLoop:
             except BaseException as error:
                 outcome.set_exception(error)
 
-        self._post(run)
+        self.post(run)
         return outcome.result()
 
-    def _post(self, action: Callable[[], None]) -> None:
+    def post(self, action: Callable[[], None]) -> None:
         """Run `action` on the loop's thread between two steps; at once if the loop has ended."""
         with self._condition:
             if not self._done and self._thread is not None:
@@ -318,7 +325,7 @@ class EngineLoop:
                 self._drafter.measured(len(step.batch.token_ids), (after_run - before_run) * 1e3)
             self._commit(step, results)
         elif step is None and self._scheduler.has_work:
-            self._unblock()
+            unblock(self._scheduler)
         self._publish()
         self._emit()
         if step is not None:
@@ -333,6 +340,8 @@ class EngineLoop:
             self._resume()
             now = self._clock()
             self._leases.expire(now)
+            if self.handovers is not None:
+                self.handovers.rooms.expire(now)
             for group in inbox.groups:
                 self._entrance.accept(group)
             for request_id, message in inbox.aborts.items():
@@ -420,7 +429,8 @@ class EngineLoop:
         while True:
             with self._condition:
                 self._condition.wait_for(
-                    lambda: bool(self._inbox or self._stall.reason or self._scheduler.has_work), self._idle_limit()
+                    lambda: bool(self._inbox or self._stall.reason or self._scheduler.has_work),
+                    idle_limit(self._clock(), self._deadlines, self._leases, self.handovers),
                 )
                 if self._inbox.stop and not self._live and not self._inbox.calls:
                     self._masker.close()
@@ -428,12 +438,6 @@ class EngineLoop:
                     self._condition.notify_all()
                     return
             self._guarded_step()
-
-    def _idle_limit(self) -> float | None:
-        """Seconds until a lease runs out, or the deadline of a request that waits for its constraint passes."""
-        expiry = self._leases.next_expiry_s
-        times = [*([] if expiry is None else [expiry]), *self._deadlines.values()]
-        return max(min(times) - self._clock(), 0.0) if times else None
 
     def _guarded_step(self) -> None:
         """A fault of the loop itself ends all requests, loudly, but not the worker."""
@@ -470,19 +474,14 @@ class EngineLoop:
             if group is not None and group.live == 0:
                 self._scheduler.leasing.leave(group)
                 leave(group)
+                if self.handovers is not None:
+                    self.handovers.ended(group.request, self._clock())
                 del self._live[request_id]
                 self._places -= group.places
                 self._pace.end(self._clock())
                 self._deadlines.pop(request_id, None)
                 if not self._live:
                     self._condition.notify_all()
-
-    def _unblock(self) -> None:
-        """Work exists and nothing can run: a fault of ours. End the first waiting request rather than spin."""
-        stuck = next(iter(self._scheduler.waiting), None)
-        if stuck is not None and not self._scheduler.running:
-            logger.error("request %s can't be scheduled on an idle worker", stuck.group.request.request_id)
-            self._scheduler.fail(stuck.group, InternalError("the request can't be scheduled on an idle worker"))
 
     def _flush(self) -> int:
         self._evicted += self._feed.publish()
@@ -491,7 +490,8 @@ class EngineLoop:
         return dropped
 
     def _audit(self) -> None:
-        audit(self._cache, self._executor.num_pages, self._leases, not self._scheduler.has_work)
+        lent = set() if self.handovers is None else self.handovers.pages()
+        audit(self._cache, self._executor.num_pages, self._leases, not self._scheduler.has_work, lent)
 
     def _observe(self) -> None:
         """Publish the picture that other threads read."""

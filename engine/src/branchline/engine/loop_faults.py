@@ -6,7 +6,7 @@ Parts of branchline.engine.loop that its good days do not need. Owns who was giv
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from branchline.engine.cache import RadixCacheBackend
 from branchline.engine.cache.leases import LeaseBook
@@ -118,14 +118,29 @@ def describe(step: Step | None, stats: LoopStats, live: Iterable[Group]) -> list
     return lines
 
 
-def audit(cache: RadixCacheBackend, num_pages: int, leases: LeaseBook, idle: bool) -> None:
-    """Walk the whole page ledger. Raises RuntimeError if a page is in no state or in two, or held by nobody."""
+def unblock(scheduler: Scheduler) -> None:
+    """Work exists and nothing can run: a fault of ours. End the first waiting request rather than spin."""
+    stuck = next(iter(scheduler.waiting), None)
+    if stuck is not None and not scheduler.running:
+        logger.error("request %s can't be scheduled on an idle worker", stuck.group.request.request_id)
+        scheduler.fail(stuck.group, InternalError("the request can't be scheduled on an idle worker"))
+
+
+def audit(
+    cache: RadixCacheBackend, num_pages: int, leases: LeaseBook, idle: bool, lent: Set[int] = frozenset()
+) -> None:
+    """Walk the whole page ledger. Raises RuntimeError if a page is in no state or in two, or held by nobody.
+
+    `lent` are the pages that are locked for hand-overs to other workers.
+    """
     cache.audit()
     leases.audit()
     free, evictable, protected, private = cache.counters()
     if free + evictable + protected + private != num_pages:
         raise RuntimeError(f"{free}+{evictable}+{protected}+{private} pages of {num_pages}")
-    if idle and (protected != leases.pages or private):
+    held = len(leases.held | lent)
+    if idle and (protected != held or private):
         raise RuntimeError(
-            f"{protected} protected pages ({leases.pages} leased) and {private} private pages while nothing runs"
+            f"{protected} protected pages ({leases.pages} leased, {len(lent)} lent) and {private} private pages "
+            "while nothing runs"
         )

@@ -27,6 +27,8 @@ from branchline.engine.types import Finish, GrammarAsk, GrammarKind
 
 Post = Callable[[Callable[[], None]], None]
 MAX_MARKS = 16  # pairs of marks whose tables are kept
+Enter = Callable[[Group, Callable[[Group], None]], None]
+"""Calls what it is given with the group, now or later, or fails the group."""
 
 
 class Entrance:
@@ -41,6 +43,7 @@ class Entrance:
         post: Post,
         clock: Callable[[], float],
         pieces: Callable[[], Pieces],
+        enter: Enter,
     ) -> None:
         self._intake = intake
         self._scheduler = scheduler
@@ -50,14 +53,20 @@ class Entrance:
         self._clock = clock
         self._pieces = pieces
         self._marks: OrderedDict[tuple[str, str], Marks] = OrderedDict()
+        self._enter = enter
 
     def accept(self, group: Group) -> None:
-        """Take in a request; it may wait for its constraint first."""
+        """Take in a request; it may wait for pages and for its constraint first."""
         request = group.request
         if group.given_up:
             return
         if request.deadline_s is not None:
             self._deadlines[request.request_id] = request.deadline_s
+        self._enter(group, self._proceed)
+
+    def _proceed(self, group: Group) -> None:
+        """Its pages are here, or it needs none."""
+        request = group.request
         if request.grammar is None:
             self._enqueue(group)
         elif self._manager is None:

@@ -1,4 +1,4 @@
-"""Small parts of the loop: what other threads asked for, and the watcher that sees its news.
+"""Small parts of the loop: how long it may sleep, what other threads asked for, and the watcher that sees its news.
 
 Owns no thread and no lock: the loop guards the inbox with its condition.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from branchline.engine.cache.leases import LeaseBook
+from branchline.engine.handover import Handovers
 from branchline.engine.scheduler import Group
 from branchline.engine.types import Delta, Request
 
@@ -38,6 +40,15 @@ class Inbox:
                 call()
             except Exception:
                 logger.exception("what another thread asked for failed")
+
+
+def idle_limit(
+    now: float, deadlines: Mapping[str, float], leases: LeaseBook, handovers: Handovers | None
+) -> float | None:
+    """Seconds until something happens though no request runs: a lease or a room runs out, or a deadline passes."""
+    expiries = [leases.next_expiry_s, None if handovers is None else handovers.rooms.next_expiry_s]
+    times = [*(time for time in expiries if time is not None), *deadlines.values()]
+    return max(min(times) - now, 0.0) if times else None
 
 
 class Watcher:

@@ -136,6 +136,16 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class HandoverAsk:
+    """One half of a request whose prompt and output are computed by two workers; see Disaggregation in engine.proto."""
+
+    prefill: bool  # else the half that pulls and decodes
+    room: int
+    host: str = ""  # of the prefill half, for the other one
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One accepted prompt.
 
@@ -155,6 +165,7 @@ class Request:
     priority: int = 0
     traceparent: str = ""
     grammar: GrammarAsk | None = None
+    handover: HandoverAsk | None = None
 
 
 @dataclass(slots=True)
@@ -259,6 +270,21 @@ class HostExecutor(Protocol):
 
     def move_pages(self, moves: Sequence[PageMove]) -> None:
         """Copy in this order, so that the next `run` sees it done."""
+
+
+@runtime_checkable
+class PageExecutor(Executor, Protocol):
+    """What an executor offers besides `Executor` if its pages can go to another process. Called by the same thread."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page's keys and values, all layers together."""
+
+    def read_pages(self, pages: Sequence[int]) -> bytes:
+        """The bytes of these pages, one after the other, as the latest `run` left them."""
+
+    def write_pages(self, pages: Sequence[int], data: bytes | memoryview) -> None:
+        """Fill these pages from what `read_pages` of an executor of the same `numerics_id` and page size gave."""
 
 
 @dataclass(slots=True)

@@ -73,6 +73,11 @@ class LeaseBook:
         return len(self._held)
 
     @property
+    def held(self) -> set[int]:
+        """Those pages."""
+        return set(self._held)
+
+    @property
     def next_expiry_s(self) -> float | None:
         """No lease runs out before; None without leases."""
         return self._next

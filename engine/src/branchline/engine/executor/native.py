@@ -95,6 +95,14 @@ class NativeExecutor:
         """Copy pages between the tiers, in this order."""
         self.model.move_pages(moves)
 
+    def read_pages(self, pages: Sequence[int]) -> bytes:
+        """Keys and values of these pages, one after the other."""
+        return self.model.read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], data: bytes | memoryview) -> None:
+        """Fill pages from what `read_pages` gave. Raises ValueError, and writes nothing, for another size."""
+        self.model.write_pages(pages, data)
+
     def close(self) -> None:
         """Release memory and threads; idempotent."""
         if self._model is not None:

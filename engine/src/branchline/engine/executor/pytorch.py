@@ -97,6 +97,25 @@ class TorchExecutor:
             else:
                 on_device.copy_(host[slot], non_blocking=True)
 
+    def read_pages(self, pages: Sequence[int]) -> bytes:
+        """The bytes of these pages, each [layers, 2, page_size, kv_heads, head_dim], one after the other."""
+        pool, size = self.decoder.pool, self.page_size
+        with torch.inference_mode():
+            picked = [pool[:, :, page * size : (page + 1) * size].contiguous() for page in pages]
+            return b"".join(page.view(torch.uint8).cpu().numpy().tobytes() for page in picked)
+
+    def write_pages(self, pages: Sequence[int], data: bytes | memoryview) -> None:
+        """Fill pages from what `read_pages` gave. Raises ValueError, and writes nothing, for another size."""
+        pool, size, each = self.decoder.pool, self.page_size, self.page_bytes
+        if len(data) != each * len(pages):
+            raise ValueError(f"{len(data)} bytes are not {len(pages)} pages of {each}")
+        layers, two, _, heads, width = pool.shape
+        with torch.inference_mode():
+            for number, page in enumerate(pages):
+                piece = bytearray(data[number * each : (number + 1) * each])
+                filled = torch.frombuffer(piece, dtype=pool.dtype).view(layers, two, size, heads, width)
+                pool[:, :, page * size : (page + 1) * size].copy_(filled)
+
     def close(self) -> None:
         """Drop weights and pool; idempotent."""
         self._decoder = None

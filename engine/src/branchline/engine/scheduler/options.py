@@ -64,3 +64,15 @@ class SchedulerOptions:
     def chunk(self) -> int:
         """Most tokens one sequence may compute in a step."""
         return min(self.prefill_chunk or self.max_step_tokens, self.max_step_tokens)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums since start."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    lookups: int = 0
+    hits: int = 0
+    retractions: int = 0  # preemptions included
+    preemptions: int = 0

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import chain
 from typing import ParamSpec
 
 from branchline.engine.cache import RadixCacheBackend
 from branchline.engine.cache.leases import LeaseBook
 from branchline.engine.errors import EngineError, InternalError, ResourceExhausted
+from branchline.engine.handover import Handovers
 from branchline.engine.scheduler import drafting, scores, victims
 from branchline.engine.scheduler.batch import Row, Step, pack
 from branchline.engine.scheduler.cost import Allowance, StepCost, Work, allowance
 from branchline.engine.scheduler.forecast import Forecast
 from branchline.engine.scheduler.leasing import Leasing
-from branchline.engine.scheduler.options import SchedulerOptions
+from branchline.engine.scheduler.options import Counters, SchedulerOptions
 from branchline.engine.scheduler.pages import PageTables, move_pages
 from branchline.engine.scheduler.progress import Outbox, Progress
 from branchline.engine.scheduler.sequence import Group, Sequence
@@ -37,18 +37,6 @@ logger = logging.getLogger(__name__)
 REFRESHES = 8  # stale cache estimates renewed a pass
 
 
-@dataclass(slots=True)
-class Counters:
-    """Sums since start."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    lookups: int = 0
-    hits: int = 0
-    retractions: int = 0  # preemptions included
-    preemptions: int = 0
-
-
 class Scheduler:
     """Owns the waiting and running sequences and, through PageTables, their pages."""
 
@@ -59,10 +47,12 @@ class Scheduler:
         options: SchedulerOptions,
         leases: LeaseBook,
         drafter: Drafter | None = None,
+        handovers: Handovers | None = None,
     ) -> None:
         self.options = options
         self.leasing = Leasing(leases)
         self.drafter = drafter
+        self.handovers = handovers
         self.counters = Counters()
         self.outbox = Outbox()
         self.waiting = WaitingQueue(options)
@@ -256,7 +246,8 @@ class Scheduler:
     def _make_room(self, spare: Sequence | None = None) -> bool:
         """Free pages that are held twice; if there are none, retract somebody."""
         folded = [self.pages.fold(sequence) for sequence in self.sequences()]
-        return any(folded) or self._retract(spare)
+        lent = self.handovers is not None and self.handovers.landings.give_way()
+        return any(folded) or lent or self._retract(spare)
 
     def _retract(self, spare: Sequence | None = None) -> bool:
         """Requeue one running sequence for want of pages. Never the last."""
@@ -366,6 +357,8 @@ class Scheduler:
             sequence.scheduled_s = now
         group = sequence.group
         if group.cached_tokens is None:
+            if self.handovers is not None:
+                self.handovers.scheduled(group.request)
             # Of a resumed request the output so far may be cached too; it is no part of the prompt.
             group.cached_tokens = min(sequence.computed, sequence.prompt_len)
             if sequence.node is not None:
@@ -446,6 +439,8 @@ class Scheduler:
         sequence.computed = row.start + row.count
         before = sequence.full
         self.pages.publish(sequence)
+        if self.handovers is not None:
+            self.handovers.computed(sequence.group.request, sequence.computed)
         self._inflight.settle(sequence, before, sequence.full)
         if sequence.scored < sequence.prompt_len:
             self._score(row, results)

@@ -25,6 +25,8 @@ from branchline.engine.grammar.hearth import Bounds, Hearth
 from branchline.engine.grammar.manager import Manager, ManagerOptions
 from branchline.engine.grammar.pieces import lazily
 from branchline.engine.grammar.testing import build_backend
+from branchline.engine.handover import Handovers, TransferContext, build_backends
+from branchline.engine.handover.rooms import PIECE_BYTES
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.loop_parts import Watch
 from branchline.engine.model.spec import ModelSpec
@@ -33,7 +35,7 @@ from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.service import hardware
 from branchline.engine.service.limits import ModelInfo
 from branchline.engine.speculative import DraftContext, Drafter, build_drafter
-from branchline.engine.types import Delta, Executor, HostExecutor, Request, SamplingParams
+from branchline.engine.types import Delta, Executor, HostExecutor, PageExecutor, Request, SamplingParams
 
 if TYPE_CHECKING:
     from branchline.engine.model.source import LoadedModel
@@ -80,6 +82,8 @@ class Engine:
             self.tracing.close()
         if self.grammars is not None:
             self.grammars.close()
+        if self.loop.handovers is not None:
+            self.loop.handovers.close()
 
 
 def build(config: EngineConfig, progress: Progress, given: Collection[str] = ()) -> Engine:
@@ -123,6 +127,7 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
         lease_budget=config.lease_budget,
         lease_tenant_budget=config.lease_tenant_budget,
     )
+    handovers = build_handovers(config, plan.executor, executor, cache)
     watchers, metrics, tracing = _watchers(config, loaded)
     loop = _loop(chain)(
         executor,
@@ -132,6 +137,7 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
         drafter=drafter,
         watch=watchers,
         grammars=grammars,
+        handovers=handovers,
     )
     if metrics is not None:
         metrics.stats = loop.stats
@@ -146,6 +152,8 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
         "radix_cache_backends": backend,
         "eviction_policies": config.eviction_policy,
     }
+    if handovers is not None:
+        used["kv_transfer_backends"] = next(iter(handovers.backends))
     if grammars is not None:
         used["grammar_backends"] = grammars.backends[0]
     if loaded.spec.fallback:
@@ -319,6 +327,30 @@ def _reserve_host(config: EngineConfig, name: str, executor: Executor) -> int:
     return pages
 
 
+def build_handovers(config: EngineConfig, name: str, executor: Executor, cache: RadixCacheBackend) -> Handovers | None:
+    """What hands pages over to other workers and takes theirs; None where nothing is shared or nothing can be copied.
+
+    Raises LoadError for a role that the executor can't have, or a transfer backend that does not work here.
+    """
+    if not cache.shares:
+        return None
+    if not isinstance(executor, PageExecutor):
+        if config.role != "both":
+            raise LoadError(f"executor {name} can't copy its pages out: leave role out", field="role")
+        return None
+    chosen = config.kv_transfer_backend
+    if config.role == "both" and chosen == "auto":
+        chosen = "stream"  # costs nothing until somebody pulls
+    context = TransferContext(
+        host=hardware.reachable(config.host),
+        held_bytes=config.kv_transfer_buffer << 20,
+        piece_bytes=max(PIECE_BYTES, executor.page_bytes),
+        timeout_s=config.kv_transfer_timeout,
+        protocol=config.kv_transfer_protocol,
+    )
+    return Handovers(cache, executor, build_backends(chosen, context), config.kv_transfer_timeout)
+
+
 def build_grammars(
     config: EngineConfig, spec: ModelSpec, vocab_size: int, vocabulary: _native.Vocabulary
 ) -> Manager | None:
@@ -398,6 +430,7 @@ def _describe(
         max_request_tokens=min(pages * config.page_size, context_length),
         executor=plan.executor,
         output_promise=output_promise(plan),
+        role=config.role,
         eos_ids=spec.eos_ids,
         bos_id=spec.bos_id,
         default_sampling=_sampling(spec),

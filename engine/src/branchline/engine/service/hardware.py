@@ -6,6 +6,7 @@ Owns the meaning of every `auto`; what is there is the platforms' to say. Used b
 from __future__ import annotations
 
 import importlib.util
+import socket
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -144,6 +145,16 @@ def _native_plan(config: EngineConfig, platform: Platform | None, why: list[str]
 def gpus() -> list[str]:
     """Names of the GPUs that torch can use; empty without torch or without a driver's device."""
     return Cuda().devices()
+
+
+def reachable(host: str) -> str:
+    """An address at which other machines reach a server that listens on `host`."""
+    if host not in ("0.0.0.0", "::", ""):
+        return host
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
 
 
 def pool_pages(config: EngineConfig, spec: ModelSpec, context_length: int, plan: Plan) -> int:

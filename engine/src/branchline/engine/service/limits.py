@@ -42,6 +42,7 @@ class ModelInfo:
     max_request_tokens: int  # prompt plus output that the KV pool can hold
     executor: str
     output_promise: str = "seed"  # bitwise, near-ties or seed
+    role: str = "both"  # prefill, decode or both
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     default_sampling: SamplingParams = field(default_factory=SamplingParams)

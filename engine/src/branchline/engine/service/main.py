@@ -21,7 +21,8 @@ from branchline.engine.config import EngineConfig
 from branchline.engine.errors import EngineError, LoadError
 from branchline.engine.options import public
 from branchline.engine.service import assembly
-from branchline.engine.service.server import EngineServer, ServerOptions
+from branchline.engine.service.handover import PeerOptions, Pulls
+from branchline.engine.service.server import EngineServer, ServerOptions, read_pem
 from branchline.engine.service.servicer import EngineServicer
 from branchline.engine.service.watchdog import Watchdog
 from branchline.registry import RegistryError
@@ -105,6 +106,9 @@ async def _serve(engine: assembly.Engine, progress: ProgressLines) -> int:
         stream_buffer=config.stream_buffer,
     )
     server = EngineServer(servicer, _server_options(config))
+    pulls = None
+    if engine.loop.handovers is not None:
+        pulls = engine.loop.handovers.puller = Pulls(engine.loop.handovers, _peers(config))
     stop = _stop_event()
     engine.loop.start()
     watchdog = Watchdog(engine.loop, config.step_timeout, config.stall_dump_dir)
@@ -134,6 +138,8 @@ async def _serve(engine: assembly.Engine, progress: ProgressLines) -> int:
     progress.say(f"draining, at most {config.drain_timeout:g} s")
     ended = await server.drain(config.drain_timeout)
     watchdog.stop()
+    if pulls is not None:
+        await pulls.close()
     if exposed is not None:
         exposed.close()
     if not ended:
@@ -142,6 +148,15 @@ async def _serve(engine: assembly.Engine, progress: ProgressLines) -> int:
         os._exit(1)  # the executor's threads can't be joined
     progress.say("stopped")
     return 0
+
+
+def _peers(config: EngineConfig) -> PeerOptions:
+    """Workers of one fleet share their token, or the authority that certifies all of them."""
+    if not config.tls_client_ca:
+        return PeerOptions(config.token)
+    paths = (config.tls_client_ca, config.tls_cert, config.tls_key)
+    ca, cert, key = (read_pem(path) for path in paths)
+    return PeerOptions(config.token, ca, cert, key)
 
 
 def _stop_event() -> asyncio.Event:

@@ -130,12 +130,13 @@ def _channel_options() -> list[tuple[str, int]]:
 
 
 def _credentials(options: ServerOptions) -> grpc.ServerCredentials:
-    ca = _read(options.tls_client_ca) if options.tls_client_ca else None
-    pair = (_read(options.tls_key), _read(options.tls_cert))
+    ca = read_pem(options.tls_client_ca) if options.tls_client_ca else None
+    pair = (read_pem(options.tls_key), read_pem(options.tls_cert))
     return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
 
 
-def _read(path: str) -> bytes:
+def read_pem(path: str) -> bytes:
+    """A file of the operator's. Raises LoadError if it can't be read."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -24,7 +24,7 @@ from branchline import __version__
 from branchline.engine.errors import EngineError, InvalidArgument, Unavailable
 from branchline.engine.loop import EngineLoop
 from branchline.engine.scheduler.load import LoopStats
-from branchline.engine.service import attach, events, leases, scoring, tree, wire
+from branchline.engine.service import attach, events, handover, leases, scoring, tree, wire
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.generated import engine_pb2_grpc
 from branchline.engine.service.limits import MAX_CHUNK, ModelInfo
@@ -141,6 +141,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
             max_request_tokens=model.max_request_tokens,
             executor=model.executor,
             output_promise=model.output_promise,
+            role=model.role,
         )
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
@@ -160,6 +161,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
             speculative=pb.SpeculativeStats(
                 steps=stats.draft_steps, drafted_tokens=stats.drafted_tokens, accepted_tokens=stats.accepted_tokens
             ),
+            handover=handover.to_stats(self.loop.handovers),
         )
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Context) -> None:
@@ -211,6 +213,10 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """Logprobs of several continuations of one prefix."""
         return await self._answered(request, context, scoring.score(self, request, context.peer()))
+
+    async def PullKv(self, request_iterator: AsyncIterator[pb.PullKvRequest], context: Context) -> None:
+        """The pages of a prompt that is computed here, for the worker that decodes it."""
+        await _pump(handover.serve(self.loop, self.engine_id, request_iterator), context)
 
     async def _answered(self, request: Any, context: Context, answer: Coroutine[Any, Any, T]) -> T:
         """The answer, or the refusal of the request."""

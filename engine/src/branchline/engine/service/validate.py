@@ -20,6 +20,7 @@ from branchline.engine.service.limits import ModelInfo
 from branchline.engine.types import (
     GrammarAsk,
     GrammarKind,
+    HandoverAsk,
     LeaseAsk,
     LogprobParams,
     ReasoningAsk,
@@ -31,7 +32,7 @@ from branchline.engine.types import (
 # cache_salt, extra_key, adapter, weight_version → the namespace's bytes
 NamespaceEncoder = Callable[[str | None, str | None, str | None, str], bytes]
 
-_LATER = ("draft", "disaggregation", "cache_tier")
+_LATER = ("draft", "cache_tier")
 _FLOATS: dict[str, tuple[float, float, bool]] = {  # name: lowest, highest, whether the lowest is allowed
     "temperature": (0.0, 100.0, True),
     "top_p": (0.0, 1.0, False),
@@ -66,6 +67,7 @@ def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceE
         priority=_priority(message),
         traceparent=message.traceparent,
         grammar=_grammar(message),
+        handover=_handover(message, sampling, model),
     )
 
 
@@ -160,6 +162,45 @@ def _reasoning(given: pb.Grammar) -> ReasoningAsk | None:
             raise InvalidArgument(f"{field} has {size} bytes: it must have 1 to {limits.MAX_MARK_BYTES}", field=field)
     budget = asked.max_tokens if asked.HasField("max_tokens") else None
     return ReasoningAsk(asked.begin, asked.end, asked.implicit, budget)
+
+
+def _handover(message: pb.GenerateRequest, sampling: SamplingParams, model: ModelInfo) -> HandoverAsk | None:
+    given = message.disaggregation
+    if not message.HasField("disaggregation"):
+        if model.role == "prefill" and sampling.max_tokens != 0:
+            raise Unimplemented(
+                "this worker only prefills (role prefill): send the request to one of role decode or both",
+                field="disaggregation",
+            )
+        return None
+    if given.half not in (pb.DISAGGREGATION_HALF_PREFILL, pb.DISAGGREGATION_HALF_DECODE):
+        raise InvalidArgument("half is missing: give prefill or decode", field="disaggregation.half")
+    prefill = given.half == pb.DISAGGREGATION_HALF_PREFILL
+    asked = "prefill" if prefill else "decode"
+    if model.role not in (asked, "both"):
+        raise Unimplemented(
+            f"this worker has the role {model.role} and is asked for the half {asked}: start it with --role {asked}, "
+            "or send the request elsewhere",
+            field="disaggregation.half",
+        )
+    if given.parameters:
+        raise Unimplemented("parameters are not implemented: leave them out", field="disaggregation.parameters")
+    if given.bootstrap_room >= 2**63:
+        raise InvalidArgument(
+            f"bootstrap_room {given.bootstrap_room} is not in [0, 2^63): give a smaller one",
+            field="disaggregation.bootstrap_room",
+        )
+    if prefill and sampling.max_tokens != 0:
+        raise InvalidArgument(
+            f"the prefill half generates nothing and max_tokens is {sampling.max_tokens}: set it to 0",
+            field="sampling.max_tokens",
+        )
+    if not prefill and not (given.bootstrap_host and 0 < given.bootstrap_port < 65536):
+        raise InvalidArgument(
+            f"{given.bootstrap_host!r}:{given.bootstrap_port} is no address of a prefill half: give host and port",
+            field="disaggregation.bootstrap_host",
+        )
+    return HandoverAsk(prefill, given.bootstrap_room, given.bootstrap_host, given.bootstrap_port)
 
 
 def check_ttl(ttl_ms: int, field: str) -> int:

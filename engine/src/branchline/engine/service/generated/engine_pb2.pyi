@@ -26,6 +26,12 @@ class Enforcement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENFORCEMENT_STRICT: _ClassVar[Enforcement]
     ENFORCEMENT_BEST_EFFORT: _ClassVar[Enforcement]
 
+class DisaggregationHalf(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DISAGGREGATION_HALF_UNSPECIFIED: _ClassVar[DisaggregationHalf]
+    DISAGGREGATION_HALF_PREFILL: _ClassVar[DisaggregationHalf]
+    DISAGGREGATION_HALF_DECODE: _ClassVar[DisaggregationHalf]
+
 class LeaseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LEASE_STATE_UNSPECIFIED: _ClassVar[LeaseState]
@@ -52,6 +58,9 @@ ERROR_CODE_CANCELLED: ErrorCode
 ENFORCEMENT_UNSPECIFIED: Enforcement
 ENFORCEMENT_STRICT: Enforcement
 ENFORCEMENT_BEST_EFFORT: Enforcement
+DISAGGREGATION_HALF_UNSPECIFIED: DisaggregationHalf
+DISAGGREGATION_HALF_PREFILL: DisaggregationHalf
+DISAGGREGATION_HALF_DECODE: DisaggregationHalf
 LEASE_STATE_UNSPECIFIED: LeaseState
 LEASE_STATE_HELD: LeaseState
 LEASE_STATE_LOST: LeaseState
@@ -235,16 +244,18 @@ class Draft(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Disaggregation(_message.Message):
-    __slots__ = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "parameters")
+    __slots__ = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "parameters", "half")
     BOOTSTRAP_HOST_FIELD_NUMBER: _ClassVar[int]
     BOOTSTRAP_PORT_FIELD_NUMBER: _ClassVar[int]
     BOOTSTRAP_ROOM_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    HALF_FIELD_NUMBER: _ClassVar[int]
     bootstrap_host: str
     bootstrap_port: int
     bootstrap_room: int
     parameters: str
-    def __init__(self, bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., bootstrap_room: _Optional[int] = ..., parameters: _Optional[str] = ...) -> None: ...
+    half: DisaggregationHalf
+    def __init__(self, bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., bootstrap_room: _Optional[int] = ..., parameters: _Optional[str] = ..., half: _Optional[_Union[DisaggregationHalf, str]] = ...) -> None: ...
 
 class SequenceDelta(_message.Message):
     __slots__ = ("handle", "index", "token_ids", "text", "logprobs", "prompt", "input_logprobs", "finish", "error", "lease")
@@ -461,7 +472,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_path", "served_model_names", "architecture", "vocab_size", "context_length", "eos_token_ids", "bos_token_id", "page_size", "dtype", "numerics_id", "weight_version", "default_sampling", "max_request_tokens", "executor", "output_promise")
+    __slots__ = ("model_path", "served_model_names", "architecture", "vocab_size", "context_length", "eos_token_ids", "bos_token_id", "page_size", "dtype", "numerics_id", "weight_version", "default_sampling", "max_request_tokens", "executor", "output_promise", "role")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +488,7 @@ class GetModelInfoResponse(_message.Message):
     MAX_REQUEST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_PROMISE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     served_model_names: _containers.RepeatedScalarFieldContainer[str]
     architecture: str
@@ -492,14 +504,15 @@ class GetModelInfoResponse(_message.Message):
     max_request_tokens: int
     executor: str
     output_promise: str
-    def __init__(self, model_path: _Optional[str] = ..., served_model_names: _Optional[_Iterable[str]] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., page_size: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics_id: _Optional[str] = ..., weight_version: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_request_tokens: _Optional[int] = ..., executor: _Optional[str] = ..., output_promise: _Optional[str] = ...) -> None: ...
+    role: str
+    def __init__(self, model_path: _Optional[str] = ..., served_model_names: _Optional[_Iterable[str]] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., page_size: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics_id: _Optional[str] = ..., weight_version: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_request_tokens: _Optional[int] = ..., executor: _Optional[str] = ..., output_promise: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "engine_id", "uptime_s", "options_json", "cache", "load", "steps", "scheduler_ms_per_step", "components", "speculative")
+    __slots__ = ("version", "engine_id", "uptime_s", "options_json", "cache", "load", "steps", "scheduler_ms_per_step", "components", "speculative", "handover")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -510,6 +523,7 @@ class GetServerInfoResponse(_message.Message):
     SCHEDULER_MS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     SPECULATIVE_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_FIELD_NUMBER: _ClassVar[int]
     version: str
     engine_id: str
     uptime_s: float
@@ -520,7 +534,8 @@ class GetServerInfoResponse(_message.Message):
     scheduler_ms_per_step: float
     components: _containers.RepeatedScalarFieldContainer[str]
     speculative: SpeculativeStats
-    def __init__(self, version: _Optional[str] = ..., engine_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., options_json: _Optional[str] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., load: _Optional[_Union[GetLoadResponse, _Mapping]] = ..., steps: _Optional[int] = ..., scheduler_ms_per_step: _Optional[float] = ..., components: _Optional[_Iterable[str]] = ..., speculative: _Optional[_Union[SpeculativeStats, _Mapping]] = ...) -> None: ...
+    handover: HandoverStats
+    def __init__(self, version: _Optional[str] = ..., engine_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., options_json: _Optional[str] = ..., cache: _Optional[_Union[CacheStats, _Mapping]] = ..., load: _Optional[_Union[GetLoadResponse, _Mapping]] = ..., steps: _Optional[int] = ..., scheduler_ms_per_step: _Optional[float] = ..., components: _Optional[_Iterable[str]] = ..., speculative: _Optional[_Union[SpeculativeStats, _Mapping]] = ..., handover: _Optional[_Union[HandoverStats, _Mapping]] = ...) -> None: ...
 
 class CacheStats(_message.Message):
     __slots__ = ("page_size", "pages_total", "pages_free", "pages_evictable", "pages_protected", "pages_private", "prompt_tokens", "cached_tokens", "lookups", "hits", "evicted_pages", "retractions", "pages_leased", "leases", "lease_budget_pages", "host_pages_total", "host_pages_used", "host_stored_pages", "host_fetched_pages", "preemptions")
@@ -565,6 +580,24 @@ class CacheStats(_message.Message):
     host_fetched_pages: int
     preemptions: int
     def __init__(self, page_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_evictable: _Optional[int] = ..., pages_protected: _Optional[int] = ..., pages_private: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., evicted_pages: _Optional[int] = ..., retractions: _Optional[int] = ..., pages_leased: _Optional[int] = ..., leases: _Optional[int] = ..., lease_budget_pages: _Optional[int] = ..., host_pages_total: _Optional[int] = ..., host_pages_used: _Optional[int] = ..., host_stored_pages: _Optional[int] = ..., host_fetched_pages: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class HandoverStats(_message.Message):
+    __slots__ = ("rooms", "pulls", "sent_pages", "received_pages", "failed_pulls", "expired_rooms", "received_bytes")
+    ROOMS_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
+    SENT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_PULLS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_ROOMS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    rooms: int
+    pulls: int
+    sent_pages: int
+    received_pages: int
+    failed_pulls: int
+    expired_rooms: int
+    received_bytes: int
+    def __init__(self, rooms: _Optional[int] = ..., pulls: _Optional[int] = ..., sent_pages: _Optional[int] = ..., received_pages: _Optional[int] = ..., failed_pulls: _Optional[int] = ..., expired_rooms: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class SpeculativeStats(_message.Message):
     __slots__ = ("steps", "drafted_tokens", "accepted_tokens")
@@ -693,6 +726,80 @@ class FlushCacheResponse(_message.Message):
     flushed_pages: int
     held_pages: int
     def __init__(self, flushed_pages: _Optional[int] = ..., held_pages: _Optional[int] = ...) -> None: ...
+
+class PullKvRequest(_message.Message):
+    __slots__ = ("open", "ack")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    open: PullOpen
+    ack: PullAck
+    def __init__(self, open: _Optional[_Union[PullOpen, _Mapping]] = ..., ack: _Optional[_Union[PullAck, _Mapping]] = ...) -> None: ...
+
+class PullOpen(_message.Message):
+    __slots__ = ("room", "numerics_id", "page_size", "page_bytes", "pages", "last_hash", "skip_pages", "backends")
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    LAST_HASH_FIELD_NUMBER: _ClassVar[int]
+    SKIP_PAGES_FIELD_NUMBER: _ClassVar[int]
+    BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    room: int
+    numerics_id: str
+    page_size: int
+    page_bytes: int
+    pages: int
+    last_hash: int
+    skip_pages: int
+    backends: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, room: _Optional[int] = ..., numerics_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pages: _Optional[int] = ..., last_hash: _Optional[int] = ..., skip_pages: _Optional[int] = ..., backends: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PullAck(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    def __init__(self, pages: _Optional[int] = ...) -> None: ...
+
+class PullKvResponse(_message.Message):
+    __slots__ = ("accepted", "pages", "end")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    accepted: PullAccepted
+    pages: KvPages
+    end: PullEnd
+    def __init__(self, accepted: _Optional[_Union[PullAccepted, _Mapping]] = ..., pages: _Optional[_Union[KvPages, _Mapping]] = ..., end: _Optional[_Union[PullEnd, _Mapping]] = ...) -> None: ...
+
+class PullAccepted(_message.Message):
+    __slots__ = ("backend", "address", "engine_id")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    address: str
+    engine_id: str
+    def __init__(self, backend: _Optional[str] = ..., address: _Optional[str] = ..., engine_id: _Optional[str] = ...) -> None: ...
+
+class KvPages(_message.Message):
+    __slots__ = ("first_page", "count", "payload", "checksum", "more")
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    first_page: int
+    count: int
+    payload: bytes
+    checksum: int
+    more: bool
+    def __init__(self, first_page: _Optional[int] = ..., count: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksum: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class PullEnd(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    def __init__(self, pages: _Optional[int] = ...) -> None: ...
 
 class AcquireLeaseRequest(_message.Message):
     __slots__ = ("request_id", "token_ids", "cache_namespace", "ttl_ms", "tenant", "deadline_ms")

@@ -100,6 +100,11 @@ class EngineStub:
                 request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.PullKv = channel.stream_stream(
+                '/branchline.engine.v1.Engine/PullKv',
+                request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.PullKvRequest.SerializeToString,
+                response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.PullKvResponse.FromString,
+                _registered_method=True)
         self.GetCacheTree = channel.unary_unary(
                 '/branchline.engine.v1.Engine/GetCacheTree',
                 request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeRequest.SerializeToString,
@@ -203,6 +208,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PullKv(self, request_iterator, context):
+        """The KV pages of a prompt that this worker computes for another one, as they come to be (docs/pd.md).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetCacheTree(self, request, context):
         """A page of the radix tree's nodes, for operators.
         """
@@ -277,6 +289,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreRequest.FromString,
                     response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreResponse.SerializeToString,
+            ),
+            'PullKv': grpc.stream_stream_rpc_method_handler(
+                    servicer.PullKv,
+                    request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.PullKvRequest.FromString,
+                    response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.PullKvResponse.SerializeToString,
             ),
             'GetCacheTree': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCacheTree,
@@ -636,6 +653,33 @@ class Engine:
             '/branchline.engine.v1.Engine/Score',
             branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreRequest.SerializeToString,
             branchline_dot_engine_dot_v1_dot_engine__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullKv(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/branchline.engine.v1.Engine/PullKv',
+            branchline_dot_engine_dot_v1_dot_engine__pb2.PullKvRequest.SerializeToString,
+            branchline_dot_engine_dot_v1_dot_engine__pb2.PullKvResponse.FromString,
             options,
             channel_credentials,
             insecure,
