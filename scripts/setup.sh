@@ -18,6 +18,11 @@ missing=()
 for pair in "${packages[@]}"; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
+# Mooncake, which tests of the hand-over use, loads this library.
+if [ "$what" = dev ]; then
+  packages+=(libibverbs1)
+  ldconfig -p 2>/dev/null | grep -q 'libibverbs\.so\.1 ' || missing+=(libibverbs1)
+fi
 say "system packages needed: $(printf '%s ' "${packages[@]##*:}")python3 (3.11 or newer, with venv), Rust 1.95 (rustup); no further toolchain targets"
 if [ ${#missing[@]} -gt 0 ]; then
   command -v apt-get >/dev/null || fail "missing ${missing[*]}; install them and run this again"

@@ -19,5 +19,6 @@ mod registration;
 mod relay;
 mod routing;
 mod slow_reader;
+mod split;
 mod tls;
 mod wire;

@@ -10,6 +10,8 @@ mod headers;
 mod paths;
 mod peek;
 mod scan;
+mod splice;
+mod split;
 
 use std::sync::Arc;
 

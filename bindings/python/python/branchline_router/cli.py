@@ -1,7 +1,7 @@
 """The console script `branchline-router`: the same command line as the binary, and plugins written in Python.
 
 `--plugin module` (or BRANCHLINE_PLUGINS) and `--plugins-disable` are read here, before any option; `plugins` lists what
-is registered.
+is registered; `mini-lb` is a debugging balancer of its own (see mini_lb).
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ def listing() -> str:
 
 def main() -> int:
     """Runs `sys.argv`; returns the exit code."""
+    if sys.argv[1:2] == ["mini-lb"]:
+        from branchline_router import mini_lb
+
+        return mini_lb.run(sys.argv[2:])
     named, disabled, rest = split(sys.argv[1:], os.environ)
     try:
         registry.plugins.load(named, disabled)

@@ -47,6 +47,7 @@ class Plan:
     threads: int
     env: Mapping[str, str]
     gateway_env: Mapping[str, str] = field(default_factory=dict)
+    roles: tuple[str, ...] = ()  # of each engine; empty if they have none
 
     @property
     def asks_for_keys(self) -> bool:
@@ -156,8 +157,12 @@ class Launcher:
         except LoadError as error:
             raise Failed(error.message) from None
         words = [*command.words, f"--parent-pid={os.getpid()}"] if own else command.words
+        name = self._noun if plan.workers == 1 else f"{self._noun} {number + 1}"
+        if plan.roles:
+            words = [*words, f"--role={plan.roles[number]}"]
+            name = f"{plan.roles[number]} {number + 1}"
         env = {**plan.env, **command.env, **({"BRANCHLINE_TOKEN": plan.token} if plan.token else {})}
-        return Child(self._noun if plan.workers == 1 else f"{self._noun} {number + 1}", words, env)
+        return Child(name, words, env)
 
     def _gateway(self, addresses: list[str]) -> Child:
         plan = self._plan

@@ -42,6 +42,14 @@ class ServeConfig:
     workers: int = option(
         1, "engines to run behind the gateway", section="serve", minimum=1, maximum=64, env="BRANCHLINE_SERVE_WORKERS"
     )
+    prefill: int = option(
+        0, "engines that only compute prompts, for as many as --decode says to decode from; both in place of --workers",
+        section="serve", minimum=0, maximum=64, env="BRANCHLINE_SERVE_PREFILL",
+    )  # fmt: skip
+    decode: int = option(
+        0, "engines that decode what the --prefill engines computed", section="serve", minimum=0, maximum=64,
+        env="BRANCHLINE_SERVE_DECODE",
+    )  # fmt: skip
     host: str = option("127.0.0.1", "address of the gateway", section="serve", env="BRANCHLINE_SERVE_HOST")
     port: int = option(
         8080, "port of the gateway; 0 takes a free one", section="serve", minimum=0, maximum=65535,
@@ -56,6 +64,19 @@ class ServeConfig:
         (), "argument handed to a backend that is not our engine, as it is; repeat it", section="serve",
         env="BRANCHLINE_SERVE_BACKEND_ARG",
     )  # fmt: skip
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Of each engine; empty if they have no roles."""
+        return ("prefill",) * self.prefill + ("decode",) * self.decode
+
+    def faults(self) -> list[str]:
+        """Contradictions between options, one sentence each."""
+        if bool(self.prefill) != bool(self.decode):
+            return [f"prefill {self.prefill} and decode {self.decode} need each other: give both, or neither"]
+        if self.roles and self.workers != 1:
+            return [f"workers {self.workers} is given with prefill and decode: leave it out"]
+        return []
 
 
 def run(argv: Sequence[str]) -> int:
@@ -115,7 +136,8 @@ def resolve(argv: Sequence[str], env: Mapping[str, str], gateway: router.Router)
     backend_faults(chosen, given, serve)
     return Plan(
         model=config.model,
-        workers=serve.workers,
+        workers=len(serve.roles) or serve.workers,
+        roles=serve.roles,
         host=serve.host,
         port=serve.port or free_port(serve.host),
         backend=chosen,

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
+use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
@@ -25,6 +25,7 @@ use super::events::Events;
 use super::headers;
 use super::peek::Peek;
 use super::scan::Family;
+use super::split;
 use crate::app::App;
 use crate::http::answer::refuse;
 use crate::http::explain::Called;
@@ -102,6 +103,9 @@ impl Heard {
 impl Attempts<'_> {
     pub(super) async fn run(self) -> Response {
         self.app.fleet.earn_retry();
+        if let Some(answer) = Box::pin(split::run(&self)).await {
+            return answer;
+        }
         let mut tried: Vec<WorkerId> = Vec::new();
         let mut heard = Heard::default();
         let mut racing = FuturesUnordered::new();
@@ -161,7 +165,7 @@ impl Attempts<'_> {
         }
     }
 
-    fn may_try(&self, tries: usize) -> bool {
+    pub(super) fn may_try(&self, tries: usize) -> bool {
         tries <= self.app.options.max_retries && !self.is_over()
     }
 
@@ -251,8 +255,7 @@ impl Attempts<'_> {
         {
             request.headers_mut().insert(header::AUTHORIZATION, value);
         }
-        let first = self.app.options.first_token_timeout.map(|timeout| Instant::now() + timeout);
-        let Some(limit) = [first, self.deadline].into_iter().flatten().min() else {
+        let Some(limit) = self.first_limit() else {
             return http.send(request).await;
         };
         match timeout_at(limit, http.send(request)).await {
@@ -268,23 +271,56 @@ impl Attempts<'_> {
         }
     }
 
+    /// When the first byte must have come.
+    pub(super) fn first_limit(&self) -> Option<Instant> {
+        let first = self.app.options.first_token_timeout.map(|timeout| Instant::now() + timeout);
+        [first, self.deadline].into_iter().flatten().min()
+    }
+
     fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    fn relay(&self, response: http::Response<ResponseBody>, guard: LoadGuard, held: bool) -> Response {
-        let (mut head, body) = response.into_parts();
+    /// A worker's body with what bounds it.
+    pub(super) fn upstream(&self, body: ResponseBody, guard: LoadGuard, status: StatusCode) -> Upstream {
+        let limits = Limits { idle: self.app.options.idle_timeout, deadline: self.deadline };
+        // What a client did wrong says nothing of the worker.
+        let good = if status.is_client_error() { Verdict::Neutral } else { Verdict::Success };
+        Upstream::new(body, guard, good, limits, Arc::clone(self.app))
+    }
+
+    /// An answer that is no good, as it is told if nobody does better.
+    pub(super) async fn read_held(
+        &self,
+        response: http::Response<ResponseBody>,
+        guard: LoadGuard,
+    ) -> Response {
+        let (head, body) = response.into_parts();
+        match read_fault(&head.headers, body).await {
+            Ok(text) => whole(head, text),
+            Err(body) => self.relay(http::Response::from_parts(head, body), guard, true),
+        }
+    }
+
+    pub(super) fn relay(
+        &self,
+        response: http::Response<ResponseBody>,
+        guard: LoadGuard,
+        held: bool,
+    ) -> Response {
+        let (head, body) = response.into_parts();
+        let upstream = self.upstream(body, guard, head.status);
+        self.relay_stream(head, if held { upstream.hold() } else { upstream })
+    }
+
+    /// The answer for the client: the worker's head, and its body as it comes.
+    pub(super) fn relay_stream(&self, mut head: http::response::Parts, upstream: Upstream) -> Response {
         headers::strip_hop_by_hop(&mut head.headers);
-        let stream = is_readable_stream(&head.headers);
+        let stream = headers::is_event_stream(&head.headers);
         if stream {
             // It may end in an event of ours, which no length of the worker's counts.
             head.headers.remove(header::CONTENT_LENGTH);
         }
-        let limits = Limits { idle: self.app.options.idle_timeout, deadline: self.deadline };
-        // What a client did wrong says nothing of the worker.
-        let good = if head.status.is_client_error() { Verdict::Neutral } else { Verdict::Success };
-        let upstream = Upstream::new(body, guard, good, limits, Arc::clone(self.app));
-        let upstream = if held { upstream.hold() } else { upstream };
         let body = match stream {
             true => Body::new(Events::new(upstream, Family::of(self.head.uri.path()))),
             false => Body::new(Plain::new(upstream)),
@@ -302,7 +338,7 @@ fn first_look(watch: Option<&Watch>) -> Duration {
 }
 
 /// A held answer whose body was read.
-fn whole(mut head: http::response::Parts, body: Bytes) -> Response {
+pub(super) fn whole(mut head: http::response::Parts, body: Bytes) -> Response {
     headers::strip_hop_by_hop(&mut head.headers);
     let mut answer = Response::new(Body::from(body));
     *answer.status_mut() = head.status;
@@ -335,15 +371,10 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds).ok()
 }
 
-/// An event stream whose bytes can be read as such: not a compressed one.
-fn is_readable_stream(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    let stream = kind.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"));
-    stream && !headers.contains_key(header::CONTENT_ENCODING)
-}
-
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     #[test]

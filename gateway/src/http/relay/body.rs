@@ -14,6 +14,8 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::splice::Meeting;
+use super::split::Beside;
 use crate::app::App;
 
 /// Limits of an answer that has begun.
@@ -38,6 +40,10 @@ pub(super) struct Upstream {
     begun: bool,
     /// Kept back for a better one: nobody has asked for it yet, and perhaps nobody will.
     held: bool,
+    /// Data that was read to see whether there is any; comes first.
+    unread: Option<Bytes>,
+    /// The other half of a split request: it ends with this one, and its room is free then.
+    beside: Option<(Beside, Meeting)>,
     app: Arc<App>,
 }
 
@@ -59,6 +65,8 @@ impl Upstream {
             timer: None,
             begun: false,
             held: false,
+            unread: None,
+            beside: None,
             app,
         };
         upstream.timer = upstream.next_limit().map(|at| Box::pin(sleep_until(at)));
@@ -72,6 +80,12 @@ impl Upstream {
         held
     }
 
+    /// Puts back what was read, and ties the answer's other half to it.
+    pub(super) fn unread(&mut self, data: Option<Bytes>, beside: Beside, meeting: Meeting) {
+        self.unread = data;
+        self.beside = Some((beside, meeting));
+    }
+
     fn next_limit(&self) -> Option<Instant> {
         let idle = self.limits.idle.map(|idle| self.heard + idle);
         [idle, self.limits.deadline].into_iter().flatten().min()
@@ -80,6 +94,9 @@ impl Upstream {
     /// The next piece of data, `None` at a clean end.
     pub(super) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         self.held = false;
+        if let Some(data) = self.unread.take() {
+            return Poll::Ready(Some(Ok(data)));
+        }
         loop {
             let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
             match Pin::new(inner).poll_frame(cx) {

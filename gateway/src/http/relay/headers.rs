@@ -89,6 +89,13 @@ pub(crate) fn bearer(token: &str) -> Option<HeaderValue> {
     Some(value)
 }
 
+/// An event stream whose bytes can be read as such: not a compressed one.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let stream = kind.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"));
+    stream && !headers.contains_key(http::header::CONTENT_ENCODING)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

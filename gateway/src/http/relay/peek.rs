@@ -18,6 +18,10 @@ pub(super) struct Peek<'a> {
     pub(super) model_at: Range<usize>,
     /// `rid`, if it is a string.
     pub(super) rid: Option<Cow<'a, str>>,
+    /// Whether there is a `rid` of another kind, such as a list.
+    pub(super) has_rids: bool,
+    /// `n`, if it is a number from 1 on; else 0.
+    pub(super) choices: usize,
     /// The prompt as it stands in the body: the value of `prompt`, `messages`, `text`, `input_ids` or `input`.
     pub(super) text: &'a [u8],
     /// Values of `session_params`, `session_id`, `user` and `user_id`, in this order.
@@ -67,7 +71,13 @@ pub(super) fn peek(body: &[u8]) -> Peek<'_> {
             found.model = string(value);
             found.model_at = at..at + value.len();
         }
-        b"rid" => found.rid = string(value),
+        b"rid" => {
+            found.rid = string(value);
+            found.has_rids = found.rid.is_none() && value != b"null";
+        }
+        b"n" => {
+            found.choices = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+        }
         b"prompt" | b"messages" | b"text" | b"input_ids" | b"input" => found.text = value,
         b"session_params" => found.who[0] = value,
         b"session_id" => found.who[1] = value,
