@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from .stack import Engine, Gateway, Stack, metric, wait_until
+from .stack import MODEL, Engine, Gateway, Stack, metric, wait_until
 from .test_cases_logprobs_cache import ids_of
 from .tiny import TinyModels
 
@@ -98,3 +103,137 @@ def test_a_pair_gives_the_ids_text_and_logprobs_of_one_engine(split: Split, alon
     first = pair[0] if isinstance(pair, list) else pair
     assert first["meta_info"]["cached_tokens"] == (len(prompt) - 1) // 16 * 16, "only the last page was computed"
     split.assert_nothing_held()
+
+
+def test_a_short_prompt_and_one_that_is_cached_already_are_not_split(split: Split) -> None:
+    before = split.ways()
+    split.generate(ids_of(71, 20), sampling_params={"max_new_tokens": 4})
+    assert split.ways()["bypass"] == before["bypass"] + 1
+    long = ids_of(72, 200)
+    split.generate(long, sampling_params={"max_new_tokens": 4})
+    split.generate(long, sampling_params={"max_new_tokens": 4})
+    after = split.ways()
+    assert (after["pair"], after["bypass"]) == (before["pair"] + 1, before["bypass"] + 2)
+
+
+def test_logprobs_of_the_prompt_are_those_of_one_engine(split: Split, alone: Stack) -> None:
+    wanted = {"sampling_params": {"max_new_tokens": 3}, "return_logprob": True, "logprob_start_len": 0}
+    pair, one = (stack.generate(ids_of(73, 200), **wanted) for stack in (split, alone))
+    assert pair["meta_info"]["input_token_logprobs"] == one["meta_info"]["input_token_logprobs"]
+
+
+def test_many_at_once_are_right_and_leave_no_page_held(split: Split, alone: Stack) -> None:
+    """Twelve over three prefixes, with different ends, all at the same time."""
+    prompts = [ids_of(80 + number % 3, 160) + ids_of(90 + number, 30) for number in range(12)]
+    wanted = {"sampling_params": {"max_new_tokens": 12, "ignore_eos": True}}
+    right = [alone.generate(prompt, **wanted)["output_ids"] for prompt in prompts]
+    with ThreadPoolExecutor(12) as pool:
+        got = list(pool.map(lambda prompt: split.generate(prompt, **wanted)["output_ids"], prompts))
+    assert got == right
+    split.assert_nothing_held()
+
+
+def test_a_client_that_leaves_frees_both_halves(split: Split) -> None:
+    body = {"model": "", "prompt": ids_of(61, 400), "max_tokens": 400, "ignore_eos": True}
+    with split.stream("/v1/completions", body) as events:
+        next(events)
+    split.assert_nothing_held()
+
+
+@pytest.fixture
+def mortal(tiny: TinyModels) -> Iterator[Split]:
+    """Its own engines: the tests kill them."""
+    running = Split(str(tiny.llama("plain")))
+    yield running
+    running.close()
+
+
+def load(stack: Split, url: str) -> int:
+    """Requests that a worker has by the gateway's count."""
+    workers = stack.client.get("/workers").json()["workers"]
+    return int(next(worker["in_flight"] for worker in workers if worker["url"] == url))
+
+
+def kill(engine: Engine) -> None:
+    os.kill(engine.process.child.pid, signal.SIGKILL)
+    engine.process.child.wait(10)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_worker_that_was_killed_before_costs_no_request(mortal: Split, alone: Stack, role: str) -> None:
+    kill(getattr(mortal, role)[0])
+    wanted = {"sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
+    for number in range(6):
+        prompt = ids_of(100 + number, 200)
+        assert mortal.generate(prompt, **wanted)["output_ids"] == alone.generate(prompt, **wanted)["output_ids"]
+    mortal.assert_nothing_held()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("phase", ["prompt", "output"])
+def test_a_worker_that_is_killed_at_work_costs_no_request(mortal: Split, alone: Stack, role: str, phase: str) -> None:
+    """While the prompt is computed and moved, or in the middle of the stream: the text is the uninterrupted one."""
+    body = {"model": "", "prompt": ids_of(200, 1500), "max_tokens": 120, "ignore_eos": True, "temperature": 0}
+    right = alone.post("/v1/completions", body).json()["choices"][0]["text"]
+    engines = getattr(mortal, role)
+    victims: list[Engine] = []
+
+    def strike() -> bool:
+        """Kill whichever of the role has the request."""
+        for engine in engines:
+            if load(mortal, f"grpc://{engine.address}"):
+                kill(engine)
+                victims.append(engine)
+                return True
+        return False
+
+    if phase == "prompt":
+        striker = threading.Thread(target=lambda: wait_until(strike, 20, "the request has reached a worker"))
+        striker.start()
+    text = ""
+    with mortal.stream("/v1/completions", body) as events:
+        for number, event in enumerate(events):
+            if event == "[DONE]":
+                break
+            told = json.loads(event)
+            assert "error" not in told, told
+            text += "".join(choice["text"] for choice in told["choices"])
+            if phase == "output" and number == 10:
+                assert strike() or role == "prefill", "somebody decodes"
+        else:
+            pytest.fail("the stream ended without its end mark")
+    if phase == "prompt":
+        striker.join()
+        assert victims
+    assert text == right
+    mortal.assert_nothing_held()
+
+
+def test_without_prefill_workers_decode_workers_serve_alone_and_new_ones_are_taken_up(mortal: Split) -> None:
+    for engine in mortal.prefill:
+        kill(engine)
+    answer = mortal.generate(ids_of(300, 200), sampling_params={"max_new_tokens": 4, "ignore_eos": True})
+    assert len(answer["output_ids"]) == 4
+    assert mortal.client.get("/readiness").status_code == 200
+    for engine in mortal.decode:
+        kill(engine)
+    wait_until(lambda: mortal.client.get("/readiness").status_code == 503, 20, "not ready")
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_real_model_answers_through_a_pair_as_alone(stacks: Any) -> None:
+    split = Split(MODEL, 1, 1)
+    try:
+        body = {
+            "model": "", "max_tokens": 24, "temperature": 0, "logprobs": True, "top_logprobs": 3,
+            "messages": [{"role": "user", "content": "Count the words of this: " + "one two three four five " * 30}],
+        }  # fmt: skip
+        pair = split.post("/v1/chat/completions", body).json()
+        assert split.ways()["pair"] == 1
+        alone = stacks().post("/v1/chat/completions", body).json()
+        assert pair["choices"] == alone["choices"]
+        assert pair["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"]
+        split.assert_nothing_held()
+    finally:
+        split.close()

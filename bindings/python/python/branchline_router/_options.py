@@ -140,6 +140,8 @@ class RouterOptions(TypedDict, total=False):
     """Memory for the index of cached prefixes that `cache_aware` keeps of HTTP workers. Default: 64MiB."""
     cache_index_ttl: float | str
     """How long that index believes a prompt to be cached after its last use. Default: 30m."""
+    pd_bypass_tokens: int
+    """Prompts of which a decode worker would have to compute no more tokens than this are not split between a prefill and a decode worker. Default: 256."""
     block_index_size: int | str
     """Memory for the exact index of the blocks that engines report. Default: 512MiB."""
     tool_call_parser: str

@@ -160,6 +160,8 @@ def backend_faults(chosen: Chosen, given: Mapping[str, object], serve: ServeConf
         if serve.backend_arg:
             found.append("backend-arg is for other backends than our engine: give the engine's options as they are")
     else:
+        if serve.roles:
+            found.append(f"prefill and decode are roles of our engine and {chosen.name} is to serve: leave them out")
         for name in given:
             if name not in chosen.backend.options and name not in _OF_SERVE:
                 found.append(
