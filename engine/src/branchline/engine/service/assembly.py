@@ -152,8 +152,7 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
         "radix_cache_backends": backend,
         "eviction_policies": config.eviction_policy,
     }
-    if handovers is not None:
-        used["kv_transfer_backends"] = next(iter(handovers.backends))
+    used |= {} if handovers is None else {"kv_transfer_backends": next(iter(handovers.backends))}
     if grammars is not None:
         used["grammar_backends"] = grammars.backends[0]
     if loaded.spec.fallback:
