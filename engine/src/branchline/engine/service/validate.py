@@ -197,7 +197,8 @@ def _handover(message: pb.GenerateRequest, sampling: SamplingParams, model: Mode
         )
     if not prefill and not (given.bootstrap_host and 0 < given.bootstrap_port < 65536):
         raise InvalidArgument(
-            f"{given.bootstrap_host!r}:{given.bootstrap_port} is no address of a prefill half: give host and port",
+            f"bootstrap_host {given.bootstrap_host!r} and bootstrap_port {given.bootstrap_port} are no address of a "
+            "prefill half: give host and port",
             field="disaggregation.bootstrap_host",
         )
     return HandoverAsk(prefill, given.bootstrap_room, given.bootstrap_host, given.bootstrap_port)
