@@ -45,7 +45,17 @@ mod tests {
 
     fn candidate(uncached_tokens: u64, running: u64) -> Candidate {
         let (worker, name) = (WorkerId(0), 0);
-        Candidate { worker, name, uncached_tokens, queued_tokens: 0, running, usage: 0.0, speed: 1.0 }
+        Candidate {
+            worker,
+            name,
+            uncached_tokens,
+            copied_tokens: 0,
+            queued_tokens: 0,
+            surplus_tokens: 0,
+            running,
+            usage: 0.0,
+            speed: 1.0,
+        }
     }
 
     fn chosen(prefill: &[Candidate], decode: &[Candidate]) -> (usize, usize) {

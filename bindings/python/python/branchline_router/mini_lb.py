@@ -71,6 +71,7 @@ def paired(body: dict[str, Any], prefill: Prefill) -> dict[str, Any]:
     """The body as both workers get it: with the room, or the rooms, where they meet."""
     count = batch_size(body)
     rooms = [random.getrandbits(63) for _ in range(count or 1)]
+    where: dict[str, object]
     if count is None:
         where = {
             "bootstrap_host": prefill.host,
