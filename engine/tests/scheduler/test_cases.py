@@ -5,6 +5,7 @@ Each test is named for its case; numbers come from the case itself.
 
 from __future__ import annotations
 
+from array import array
 import math
 import random
 
@@ -35,7 +36,7 @@ def waiting_sequence(number: int, matched: int) -> Sequence:
     group = Group(Request(f"r{number}", (1,), params), lambda step, deltas: None, 0.0, [])
     plan = RowPlan(0, params)
     text = text_stream(vocabulary(), params)
-    return Sequence(number, group, 0, [1], 1, 9, True, text, plan, frozenset(), (), 0, matched=matched)
+    return Sequence(number, group, 0, [1], array("I", [1]), 1, 9, True, text, plan, frozenset(), (), 0, matched=matched)
 
 
 def test_sched_cold_request_is_not_starved() -> None:

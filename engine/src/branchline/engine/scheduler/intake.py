@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -43,14 +44,15 @@ class Intake:
     def admit(self, request: Request, sink: Sink, now: float) -> Group:
         """The request's group with its n sequences. Raises InvalidArgument if the prompt can never run."""
         self._check(request)
-        hashes = self._cache.block_hashes(request.namespace, request.token_ids) if self._cache.shares else []
+        ids = array("I", request.token_ids)
+        hashes = self._cache.block_hashes(request.namespace, ids) if self._cache.shares else []
         group = Group(request, sink, request.arrival_s or now, hashes)
         seed = request.sampling.seed
         seed = self._draw_seed() if seed is None else seed
         resume = request.resume
         for index in range(request.sampling.n):
             child = index if resume is None else resume.index
-            sequence = self._sequence(group, index, child_seed(seed, child))
+            sequence = self._sequence(group, index, child_seed(seed, child), ids[:])
             if resume is not None:
                 take_up(sequence, resume)
             group.sequences.append(sequence)
@@ -92,7 +94,7 @@ class Intake:
                 field="token_ids",
             )
 
-    def _sequence(self, group: Group, index: int, seed: int) -> Sequence:
+    def _sequence(self, group: Group, index: int, seed: int, ids: array[int]) -> Sequence:
         request = group.request
         sampling, logprobs = request.sampling, request.logprobs
         prompt_len = len(request.token_ids)
@@ -106,6 +108,7 @@ class Intake:
             group=group,
             index=index,
             tokens=list(request.token_ids),
+            ids=ids,
             prompt_len=prompt_len,
             max_len=room if sampling.max_tokens is None else min(prompt_len + sampling.max_tokens, room),
             samples=samples,

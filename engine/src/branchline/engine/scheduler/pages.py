@@ -34,14 +34,14 @@ class PageTables:
 
     def find(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
         """(node, pages) that the tree has of the sequence's first `limit` tokens. Nothing is locked."""
-        return self.cache.match(sequence.group.request.namespace, sequence.tokens, limit)
+        return self.cache.match(sequence.namespace, sequence.known(), limit)
 
     def fetch(self, sequence: Sequence, limit: int) -> None:
         """Bring what the host tier has of the sequence's next tokens back, and start it on that too.
 
         Takes no page that computing those tokens would not.
         """
-        if not self.has_host or not self.cache.fetch(sequence.group.request.namespace, sequence.tokens, limit):
+        if not self.has_host or not self.cache.fetch(sequence.namespace, sequence.known(), limit):
             return
         self.version += 1
         node, pages = self.find(sequence, limit)
@@ -78,7 +78,7 @@ class PageTables:
         full = sequence.computed // self.page_size
         if full <= sequence.full:
             return
-        tokens = sequence.tokens[: full * self.page_size]
+        tokens = sequence.known()[: full * self.page_size]
         request = sequence.group.request
         node, present = self.cache.insert(request.namespace, tokens, sequence.pages[:full], request.priority)
         if present > sequence.full:

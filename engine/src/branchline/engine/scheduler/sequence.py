@@ -7,6 +7,7 @@ handled by pages.py alone, text and ends by progress.py alone.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -55,7 +56,7 @@ class Group:
 class Sequence:
     """One continuation of a prompt, waiting or running.
 
-    `tokens` is prompt + output; the KV of tokens[:computed] lies in `pages`. The first `full` pages were
+    `tokens` is prompt + output and only grows; the KV of tokens[:computed] lies in `pages`. The first `full` pages were
     given to the tree: all of them are the tree's but `duplicates`, which it had from someone else.
     """
 
@@ -63,6 +64,7 @@ class Sequence:
     group: Group
     index: int
     tokens: list[int]
+    ids: array[int]  # the first of `tokens` once more, as the cache reads them; see known()
     prompt_len: int
     max_len: int  # ends by length when so many tokens exist
     samples: bool  # False for max_tokens 0
@@ -108,6 +110,12 @@ class Sequence:
     def namespace(self) -> bytes:
         """The request's cache namespace."""
         return self.group.request.namespace
+
+    def known(self) -> array[int]:
+        """All tokens as unsigned 32-bit numbers, which compiled code reads where they lie. Not to be changed."""
+        if len(self.ids) < len(self.tokens):
+            self.ids.extend(self.tokens[len(self.ids) :])
+        return self.ids
 
     @property
     def generated(self) -> int:
