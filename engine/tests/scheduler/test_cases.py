@@ -5,9 +5,9 @@ Each test is named for its case; numbers come from the case itself.
 
 from __future__ import annotations
 
-from array import array
 import math
 import random
+from array import array
 
 import pytest
 from branchline.engine.cache import CacheContext, build_cache

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from branchline.engine.scheduler.turns import LEAST, Claim, Turns
 from harness import Engine
@@ -100,10 +103,17 @@ def test_who_goes_before_whom(mine: Claim, other: Claim, goes: bool) -> None:
     assert mine.goes_before(other) is goes
 
 
+def lacking(left: int) -> Any:
+    """A sequence with so many tokens to compute."""
+    return SimpleNamespace(tokens=range(left), computed=0, matched=0, priority=0)
+
+
 def test_a_prompt_leaves_what_is_wanted_but_at_most_half() -> None:
     long = Claim(1000, 0)
-    assert Turns([long, Claim(10, 0)], 0).share(long, 64) == 54
-    assert Turns([long, Claim(100, 0)], 0).share(long, 64) == 32
-    assert Turns([long, Claim(800, 0)], 0).share(long, 64) == 64
-    assert [Turns([long, Claim(10, 0)], number).share(long, LEAST - 1) for number in (0, 1)] == [LEAST - 1, 0]
-    assert Turns((), 1).share(long, 8) == 8
+    for left, room in ((10, 54), (100, 32), (800, 64)):
+        other = lacking(left)
+        assert Turns([lacking(1000), other], (), 0).share(long, 64) == room
+        assert Turns([lacking(1000)], [other, lacking(999)], 0).share(long, 64) == room
+    small = [Turns([lacking(1000)], [lacking(10)], number).share(long, LEAST - 1) for number in (0, 1)]
+    assert small == [LEAST - 1, 0]
+    assert Turns((), (), 1).share(long, 8) == 8

@@ -144,7 +144,7 @@ class Scheduler:
             if len(self.waiting) and room.tokens > 0 and self.running < self.options.max_running_requests:
                 self._admit(rows, room, turns, now)
             if turns.left and not turns.top_up(rows, self._prefilling, room, self.options.chunk, self.pages):
-                self._add_prefills(rows, room, Turns((), 0), now)
+                self._add_prefills(rows, room, Turns((), (), 0), now)
         move_pages(self._cache, self._executor)
         return pack(rows, self.pages.page_size, decodes) if rows else None
 

@@ -46,17 +46,15 @@ class Claim:
 class Turns:
     """The prompts that want tokens of one step: those in prefill, and the ones that wait and may be admitted."""
 
-    def __init__(self, claims: Iterable[Claim], number: int) -> None:
-        self._claims = list(claims)
+    def __init__(self, prefilling: Iterable[Sequence], waiting: Iterable[Sequence], number: int) -> None:
+        self._prefilling, self._waiting = tuple(prefilling), waiting
         self._yields = number % 2 == 1  # of small rooms, every second one
         self._leaves: Claim | None = None
 
     @classmethod
     def of(cls, prefilling: Collection[Sequence], waiting: Iterable[Sequence], number: int) -> Self:
         """All claims on the step of that number; none where nobody is in prefill, as nobody is in the way then."""
-        if not prefilling:
-            return cls((), number)
-        return cls([*map(Claim.running, prefilling), *map(Claim.waiting, waiting)], number)
+        return cls(prefilling, waiting if prefilling else (), number)
 
     @property
     def left(self) -> bool:
@@ -65,11 +63,28 @@ class Turns:
 
     def share(self, claim: Claim, room: int) -> int:
         """Of `room` tokens, those that a prompt takes at first; the rest comes to it if nobody uses it."""
-        wanted = sum(other.left for other in self._claims if other.goes_before(claim))
+        wanted = self._before(claim, max(room // 2, 1))
         kept = min(wanted, room // 2) if room >= LEAST else room * self._yields * bool(wanted)
         if kept and self._leaves is None:
             self._leaves = claim
         return room - kept
+
+    def _before(self, claim: Claim, enough: int) -> int:
+        """Tokens of those that go before a claim, or `enough` if there are more. Written out as `goes_before` would
+        say it: it looks at every waiting prompt in every step.
+        """
+        priority, longest, wanted = claim.priority, claim.left // MUCH, 0
+        for sequence in self._prefilling:
+            left = len(sequence.tokens) - sequence.computed
+            if sequence.priority > priority or (sequence.priority == priority and left <= longest):
+                wanted += left
+        for sequence in self._waiting:
+            if wanted >= enough:
+                break
+            left = max(len(sequence.tokens) - sequence.computed - sequence.matched, 1)
+            if sequence.priority > priority or (sequence.priority == priority and left <= longest):
+                wanted += left
+        return wanted
 
     def passes(self, claim: Claim) -> bool:
         """Whether a waiting prompt is left for a later step: what was left free is not for it."""
