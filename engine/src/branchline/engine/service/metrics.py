@@ -68,6 +68,10 @@ TABLE: tuple[Row, ...] = (
     Row("prefix_cache_queries", "counter", "Requests looked up in the prefix cache.", lambda s: s.lookups),
     Row("prefix_cache_hits", "counter", "Those that found at least one page.", lambda s: s.hits),
     Row("evicted_pages", "counter", "KV pages evicted.", lambda s: s.evicted_pages),
+    Row("host_cache_pages", "gauge", "KV pages that the host tier has room for.", lambda s: s.host_pages_total),
+    Row("host_cache_pages_used", "gauge", "KV pages that lie there.", lambda s: s.host_pages_used),
+    Row("host_stored_pages", "counter", "KV pages copied to the host.", lambda s: s.host_stored_pages),
+    Row("host_fetched_pages", "counter", "KV pages brought back from it.", lambda s: s.host_fetched_pages),
     Row("retractions", "counter", "Running sequences put back for lack of pages.", lambda s: s.retractions),
     Row("steps", "counter", "Steps of the model.", lambda s: s.steps),
     Row(
