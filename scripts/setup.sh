@@ -37,7 +37,13 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "python3 i
 build_rust() {
   local log=target/setup-build.log status=0
   mkdir -p target
-  cargo build --release --locked -p branchline-gateway -p branchline-engine-native -p branchline-router-python --color never >"$log" 2>&1 &
+  local features=()
+  # The whole router has middleware, whose compiler takes longer to build than all the rest (ADR 0024): tests need it,
+  # serving takes it where it has been built already.
+  if [ "$what" = dev ] || [ -e target/release/.whole-router ]; then
+    features=(--features branchline-gateway/wasm)
+  fi
+  cargo build --release --locked "${features[@]}" -p branchline-gateway -p branchline-engine-native -p branchline-router-python --color never >"$log" 2>&1 &
   local job=$!
   while sleep 1 && kill -0 $job 2>/dev/null; do
     if (( (SECONDS - start) % 20 == 0 )); then
@@ -46,6 +52,7 @@ build_rust() {
   done
   wait $job || status=$?
   [ $status = 0 ] || { tail -n 30 "$log" >&2; return 1; }
+  [ ${#features[@]} = 0 ] || touch target/release/.whole-router
 }
 stamp() { printf '%s/%s-%s' "$stamps" "$1" "$(sha256sum "$2" | cut -c1-16)"; }
 install_list() { # list, words, further uv flags…
@@ -84,4 +91,13 @@ build_rust || rust_ok=0
 wait $python_job || fail "Python packages could not be installed; see the message above, then run the same command again (finished parts are kept)"
 [ $rust_ok = 1 ] || fail "cargo build failed; its whole output is in target/setup-build.log"
 scripts/develop.sh
+# Guests in JavaScript and C for the tests of middleware; without these tools their tests are skipped in words.
+if [ "$what" = dev ]; then
+  jco=@bytecodealliance/jco@1.35.0
+  if command -v npm >/dev/null && [ ! -e "target/tools/.jco-1.35.0" ]; then
+    say "installing $jco into target/tools"
+    npm install --silent --no-audit --no-fund --prefix target/tools $jco >/dev/null && touch target/tools/.jco-1.35.0 || say "no jco: JavaScript guests are not tested"
+  fi
+  command -v clang-19 >/dev/null && command -v wasm-ld-19 >/dev/null || say "no clang-19 and lld-19: C guests are not tested (apt-get install clang-19 lld-19)"
+fi
 say "set-up is complete"

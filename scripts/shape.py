@@ -22,8 +22,9 @@ WALLS = {
     "routing": {"core", "prefix"},
     "telemetry": {"core"},
     "worker": {"core", "prefix", "text", "protocol", "routing", "telemetry"},
+    "plugins": {"core", "telemetry"},
     "testkit": {"core", "worker", "protocol"},
-    "gateway": {"core", "prefix", "text", "protocol", "routing", "telemetry", "worker"},
+    "gateway": {"core", "prefix", "text", "protocol", "routing", "telemetry", "worker", "plugins"},
     "router-python": {"core", "telemetry", "gateway"},
     "engine-native": {"core", "prefix", "text"},
 }

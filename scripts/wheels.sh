@@ -9,7 +9,9 @@ mkdir -p "$out"
 rm -f "$out"/branchline-*.whl "$out"/branchline_router-*.whl
 for package in engine/native bindings/python; do
   say "building the wheel of $package"
-  .venv/bin/maturin build --release --locked -m "$package/Cargo.toml" --out "$out"
+  features=()
+  [ $package = bindings/python ] && features=(--features wasm)
+  .venv/bin/maturin build --release --locked "${features[@]}" -m "$package/Cargo.toml" --out "$out"
 done
 say "done:"
 ls -l "$out"/*.whl

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use branchline_core::Result;
+use branchline_plugins::{PluginOptions, Plugins};
 use branchline_telemetry::{Metrics, Traces};
 use branchline_worker::{
     BreakerOptions, BudgetOptions, ClientFiles, ClientTls, Fleet, FleetOptions, HealthOptions, OutlierOptions,
@@ -41,6 +42,8 @@ pub struct App {
     pub workers: Arc<Workers>,
     /// What the Responses API has stored.
     pub responses: ResponseStore,
+    /// WebAssembly middleware.
+    pub plugins: Arc<Plugins>,
     /// Where tokenising and template rendering run.
     pub offload: Offload,
     /// Where the halves of split requests meet.
@@ -74,6 +77,7 @@ impl App {
             );
         }
         let traces = options.otlp_endpoint.as_deref().map(Traces::new).transpose()?.map(Arc::new);
+        let plugins = Plugins::new(plugin_options(&options), Arc::clone(&metrics))?;
         let tracker = TaskTracker::new();
         let leases = LeaseSigner::new(options.lease_key.as_ref());
         let stop = CancellationToken::new();
@@ -86,6 +90,7 @@ impl App {
             options,
             metrics,
             worker_tls,
+            plugins,
             live: Arc::default(),
             rooms: Arc::default(),
             leases,
@@ -153,5 +158,13 @@ fn health_options(options: &Options) -> HealthOptions {
             ..OutlierOptions::default()
         },
         ..HealthOptions::default()
+    }
+}
+
+fn plugin_options(options: &Options) -> PluginOptions {
+    PluginOptions {
+        dir: options.wasm_dir.clone(),
+        upload_dirs: options.wasm_upload_dirs.iter().map(Into::into).collect(),
+        compile_timeout: options.wasm_compile_timeout,
     }
 }

@@ -16,6 +16,11 @@ pub fn run(arguments: &[String]) -> ExitCode {
 
 /// As [`run`], with the code as a number for callers that are no Rust `main`.
 pub fn run_code(arguments: &[String]) -> u8 {
+    if let Some((first, rest)) = arguments.split_first()
+        && first == "wasm"
+    {
+        return crate::authoring::run(rest);
+    }
     // Values that are not UTF-8 can't be options of ours.
     let environment = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));

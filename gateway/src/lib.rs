@@ -6,12 +6,14 @@
 //! both run [`lifecycle::Server`].
 
 pub mod app;
+pub mod authoring;
 pub mod cli;
 pub mod config;
 pub mod dispatch;
 pub mod guard;
 pub mod http;
 pub mod lifecycle;
+pub mod middleware;
 pub mod parsers;
 pub mod workers;
 

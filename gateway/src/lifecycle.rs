@@ -101,7 +101,10 @@ impl Server {
         let pair = options.tls_cert_path.clone().zip(options.tls_key_path.clone());
         let ca = options.tls_client_ca_path.clone();
         let tls = pair.map(|(cert, key)| ServerTls::load(cert, key, ca)).transpose()?;
-        Ok(Self { app: App::build(options)?, listener, metrics_listener, admin_listener, tls })
+        let app = App::build(options)?;
+        // Before anything is served: a policy must not be missing for the first requests.
+        app.plugins.restore_all().await?;
+        Ok(Self { app, listener, metrics_listener, admin_listener, tls })
     }
 
     /// The address that clients reach, with the port that was taken.

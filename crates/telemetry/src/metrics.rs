@@ -48,6 +48,14 @@ fn seconds() -> Histogram {
     ])
 }
 
+/// For work that takes microseconds.
+fn micros() -> Histogram {
+    Histogram::new([
+        0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.1,
+        0.5, 1.0, 5.0,
+    ])
+}
+
 macro_rules! family {
     ($(#[$doc:meta])* $name:ident, $metric:ty) => {
         $(#[$doc])*
@@ -204,6 +212,20 @@ table! {
     engine_accepted: Counters(Counter, Counter::default) = "branchline_worker_accepted_draft_tokens" ["worker"];
     #[doc = " Share of the worker's guessed tokens that were right, since its start; absent while nothing was guessed."]
     engine_acceptance: Ratios(Gauge, Gauge::default) = "branchline_worker_draft_acceptance_ratio" ["worker"];
+    #[doc = " Calls of WASM modules, by module, hook and outcome: the action, or timeout, limit, fuel, trap, bad_output, busy, quarantined."]
+    wasm_calls: Counters(Counter, Counter::default) = "branchline_router_wasm_calls" ["module", "hook", "outcome"];
+    #[doc = " Seconds that a call of a WASM module took."]
+    wasm_call_seconds: Histograms(Histogram, micros) = "branchline_router_wasm_call_duration_seconds" ["module", "hook"];
+    #[doc = " WASM modules loaded."]
+    wasm_modules: Gauges(Gauge, Gauge::default) = "branchline_router_wasm_modules" [];
+    #[doc = " 1 while a WASM module is quarantined after repeated failures, else 0."]
+    wasm_quarantined: Gauges(Gauge, Gauge::default) = "branchline_router_wasm_quarantined" ["module"];
+    #[doc = " Counters that WASM modules keep themselves; names and labels are the modules'."]
+    wasm_module_count: Counters(Counter, Counter::default) = "branchline_router_wasm_module_count" ["module", "name", "label"];
+    #[doc = " Gauges that WASM modules keep themselves."]
+    wasm_module_value: Gauges(Gauge, Gauge::default) = "branchline_router_wasm_module_value" ["module", "name", "label"];
+    #[doc = " Histograms of seconds that WASM modules keep themselves."]
+    wasm_module_seconds: Histograms(Histogram, seconds) = "branchline_router_wasm_module_seconds" ["module", "name", "label"];
 }
 
 impl Metrics {

@@ -11,7 +11,7 @@ use branchline_core::{Error, Result};
 use crate::fleet::Fleet;
 use crate::health::{Health, Stand, review};
 use crate::load::Watch;
-use crate::route::{Choice, RouteQuery, unavailable};
+use crate::route::{Choice, Look, RouteQuery, unavailable};
 use crate::worker::Worker;
 
 /// What is said of a request that waits for its first byte.
@@ -30,25 +30,14 @@ impl Fleet {
     /// models, if it is not.
     pub fn choose(&self, model: Option<&str>, query: &RouteQuery<'_>) -> Result<Choice> {
         let workers = self.workers.load();
-        let kind = |worker: &&Arc<Worker>| {
-            worker.serves_alone()
-                && query.transport.is_none_or(|transport| worker.transport() == transport)
-                && query
-                    .numerics_id
-                    .is_none_or(|bits| worker.model().is_some_and(|model| model.info.numerics_id == bits))
-        };
-        let serving: Vec<&Arc<Worker>> =
-            workers.iter().filter(kind).filter(|worker| worker.can_serve(model)).collect();
+        let serving = serving(&workers, model, query);
         if serving.is_empty() {
             let half = workers.iter().any(|worker| !worker.serves_alone() && worker.can_serve(model));
             return Err(if half { self.no_pair(model) } else { self.unknown(model) });
         }
         // A probe that another request took in this very moment makes its worker unfit: look again.
         for _ in 0..=serving.len() {
-            let fit = match self.holder(&serving, query) {
-                Some(holder) => vec![holder],
-                None => self.fit(&serving, query),
-            };
+            let fit = self.open_to(&serving, query);
             if fit.is_empty() {
                 break;
             }
@@ -59,6 +48,21 @@ impl Fleet {
             }
         }
         Err(self.nobody(model, &serving, query))
+    }
+
+    /// Who could be chosen for a request now, with what is known of each.
+    pub fn candidates(&self, model: Option<&str>, query: &RouteQuery<'_>) -> Vec<Look> {
+        let workers = self.workers.load();
+        let serving = serving(&workers, model, query);
+        self.shared.router.look(model, &self.open_to(&serving, query), query)
+    }
+
+    /// Those of `serving` that the policy may choose from.
+    fn open_to<'a>(&self, serving: &[&'a Arc<Worker>], query: &RouteQuery<'_>) -> Vec<&'a Arc<Worker>> {
+        match self.holder(serving, query) {
+            Some(holder) => vec![holder],
+            None => self.fit(serving, query),
+        }
     }
 
     /// The worker that holds the request's lease, unless it is away, failing or was tried: what the lease promises is
@@ -231,4 +235,20 @@ impl Fleet {
         let blocks = self.shared.router.index.blocks.read();
         (blocks.len(), blocks.memory(), blocks.dropped())
     }
+}
+
+/// Workers of the model, of the kind that the request needs.
+fn serving<'a>(
+    workers: &'a [Arc<Worker>],
+    model: Option<&str>,
+    query: &RouteQuery<'_>,
+) -> Vec<&'a Arc<Worker>> {
+    let kind = |worker: &&Arc<Worker>| {
+        worker.serves_alone()
+            && query.transport.is_none_or(|transport| worker.transport() == transport)
+            && query
+                .numerics_id
+                .is_none_or(|bits| worker.model().is_some_and(|model| model.info.numerics_id == bits))
+    };
+    workers.iter().filter(kind).filter(|worker| worker.can_serve(model)).collect()
 }

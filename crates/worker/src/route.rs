@@ -87,6 +87,19 @@ impl Decision {
     }
 }
 
+/// A worker as whoever chooses sees it.
+#[derive(Debug, Clone)]
+pub struct Look {
+    /// Who.
+    pub worker: Arc<Worker>,
+    /// Requests it serves now.
+    pub running: u64,
+    /// Prompt tokens that wait there.
+    pub queued_tokens: u64,
+    /// Prompt tokens of the request that it is predicted to have.
+    pub cached_tokens: u64,
+}
+
 /// Bytes of prompt text that pass for one token where nothing tokenises.
 const BYTES_PER_TOKEN: u64 = 4;
 /// Tokens of a block of the approximate index.
@@ -261,6 +274,23 @@ impl Router {
             eligible.iter().filter_map(of).max()
         })?;
         Some(least + predicted.mul_f64(self.health.suspect_factor))
+    }
+
+    /// What is known of each eligible worker.
+    pub(crate) fn look(
+        &self,
+        model: Option<&str>,
+        eligible: &[&Arc<Worker>],
+        query: &RouteQuery<'_>,
+    ) -> Vec<Look> {
+        let (predictions, _) = self.predict(self.policy_of(model).kind(), eligible, query);
+        let looks = eligible.iter().zip(predictions).map(|(worker, prediction)| Look {
+            worker: Arc::clone(worker),
+            running: worker.load.running() + worker.load.foreign(),
+            queued_tokens: worker.load.prefill_tokens(),
+            cached_tokens: prediction.cached,
+        });
+        looks.collect()
     }
 
     /// Per eligible worker, what it has of the prompt; and the text's hashes, if any HTTP worker is among them.

@@ -90,7 +90,7 @@ pub(super) fn command() -> Command {
     Command::new("branchline-router")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Routes language model requests to the worker that has their prefix")
-        .after_help("Order: default < file (--config) < environment (BRANCHLINE_ROUTER_<NAME>) < flag.")
+        .after_help("Middleware: branchline-router wasm --help.\nOrder: default < file (--config) < environment (BRANCHLINE_ROUTER_<NAME>) < flag.")
         .args(own)
         .args(TABLE.iter().map(argument))
 }

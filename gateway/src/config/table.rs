@@ -202,6 +202,14 @@ table! {
     reasoning_parser: ReasoningParserChoice = "auto", since "0.2.0";
     #[doc = " Memory for stored responses of the Responses API; the oldest are forgotten first."]
     response_store_size: Size = "64MiB", since "0.2.0";
+    #[doc = " Folder that WASM modules are kept in, so that they survive a restart; without it they are gone then."]
+    wasm_dir: Option<PathBuf> = "", since "0.2.0";
+    #[doc = " Folders whose files `POST /wasm` may name by path; none without it."]
+    wasm_upload_dirs: Vec<String> = "", since "0.2.0";
+    #[doc = " Largest body that WASM modules read; larger ones are refused if a module asks for the body."]
+    wasm_body_limit: Size = "10MiB", since "0.2.0";
+    #[doc = " Longest compilation of a WASM module."]
+    wasm_compile_timeout: Duration = "2m", since "0.2.0";
     #[doc = " Threads that serve; 0 takes one a CPU."]
     runtime_threads: usize = "0", since "0.1.0";
 }

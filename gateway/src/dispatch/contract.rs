@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use branchline_core::Error;
 use branchline_protocol::{Constraint, Form, LogprobRequest, Routing, Sampling, Terms};
-use branchline_worker::{CacheKey, Model, proto};
+use branchline_worker::{CacheKey, Model, RouteQuery, Transport, proto};
 
 use super::{JobLease, LiveGuard};
 use crate::http::Asked;
+use crate::middleware::route::Plan;
 
 /// One prompt, ready to run.
 #[derive(Debug)]
@@ -36,9 +37,23 @@ pub struct Job {
     pub key: Option<u64>,
     /// What stands for a seed that the client did not give, so that a continuation draws the same numbers.
     pub seed: u64,
+    /// Whom middleware rules out.
+    pub(crate) plan: Plan,
 }
 
 impl Job {
+    /// What the fleet is asked when a worker is chosen for `tokens`: the prompt, or that and what was emitted.
+    pub(crate) fn query<'a>(&'a self, tokens: &'a [u32]) -> RouteQuery<'a> {
+        RouteQuery {
+            token_ids: tokens,
+            namespace: cache_key(&self.routing),
+            key: self.key,
+            transport: Some(Transport::Grpc),
+            engine_id: self.lease.as_ref().and_then(JobLease::engine_id),
+            ..RouteQuery::default()
+        }
+    }
+
     /// The request of the contract.
     pub(in crate::dispatch) fn request(&self) -> proto::GenerateRequest {
         let routing = &self.routing;

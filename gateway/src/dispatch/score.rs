@@ -10,6 +10,7 @@ use branchline_worker::{Model, RouteQuery, Transport, proto};
 use super::contract::{cache_key, cache_namespace};
 use super::{JobLease, LiveGuard};
 use crate::app::App;
+use crate::middleware::route::Plan;
 
 const ATTEMPTS: usize = 3;
 
@@ -28,6 +29,21 @@ pub struct ScoreJob {
     pub routing: Routing,
     /// Its lease, checked.
     pub lease: Option<JobLease>,
+    /// Whom middleware rules out.
+    pub(crate) plan: Plan,
+}
+
+impl ScoreJob {
+    /// What the fleet is asked when a worker is chosen.
+    pub(crate) fn query(&self) -> RouteQuery<'_> {
+        RouteQuery {
+            token_ids: &self.prefix,
+            namespace: cache_key(&self.routing),
+            transport: Some(Transport::Grpc),
+            engine_id: self.lease.as_ref().and_then(JobLease::engine_id),
+            ..RouteQuery::default()
+        }
+    }
 }
 
 /// Scores on the best worker. Dropping the future ends the work there.
@@ -37,15 +53,9 @@ pub struct ScoreJob {
 pub async fn score(app: &App, job: ScoreJob, arrived: Instant) -> Result<(ScoreJob, proto::ScoreResponse)> {
     let mut tried = Vec::new();
     loop {
-        let query = RouteQuery {
-            token_ids: &job.prefix,
-            namespace: cache_key(&job.routing),
-            exclude: &tried,
-            transport: Some(Transport::Grpc),
-            engine_id: job.lease.as_ref().and_then(JobLease::engine_id),
-            ..RouteQuery::default()
-        };
-        let choice = app.fleet.choose(Some(&job.model.name), &query)?;
+        let choice = job.plan.choose(&tried, |exclude| {
+            app.fleet.choose(Some(&job.model.name), &RouteQuery { exclude, ..job.query() })
+        })?;
         tried.push(choice.worker.id);
         let outcome = choice.worker.score(request(app, &job, arrived)).await;
         drop(choice.guard);

@@ -64,10 +64,12 @@ const ROUTES: &[Route] = &[
     route("/add_worker", Access::Admin),
     route("/remove_worker", Access::Admin),
     route("/list_workers", Access::Admin),
+    route("/wasm", Access::Admin),
 ];
 
 const WORKER: Route = route("/workers/{id}", Access::Admin);
 const EXPLAIN: Route = route("/explain/{request}", Access::Admin);
+const MODULE: Route = route("/wasm/{uuid}", Access::Admin);
 const MODEL: Route = route("/v1/models/{id}", Access::Client);
 const LEASE: Route = route("/v1/leases/{id}", Access::Client);
 const RESPONSE: Route = route("/v1/responses/{id}", Access::Client);
@@ -83,6 +85,7 @@ pub fn route_of(path: &str) -> Route {
         Some(route) => *route,
         None if path.starts_with("/workers/") => WORKER,
         None if path.starts_with("/explain/") => EXPLAIN,
+        None if path.starts_with("/wasm/") => MODULE,
         None if path.starts_with("/v1/models/") => MODEL,
         None if path.starts_with("/v1/leases/") => LEASE,
         None if path.starts_with("/v1/responses/") => RESPONSE,

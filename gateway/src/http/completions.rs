@@ -88,11 +88,10 @@ async fn prepare(intake: &Intake, request: CompletionRequest) -> Result<(Vec<Run
     let top = logprobs.as_ref().map(|logprobs| logprobs.top);
     let skip_special = sampling.skip_special_tokens.unwrap_or(true);
     let spell = logprobs.is_some().then(|| Spell(Arc::clone(model.tokenizer.vocabulary())));
-    let jobs = guards
-        .into_iter()
-        .zip(ready)
-        .map(|(live, (tokens, own))| intake.start(live, tokens, (own, logprobs.clone()), routing.clone()))
-        .collect::<Result<Vec<_>>>()?;
+    let mut jobs = Vec::with_capacity(ready.len());
+    for (live, (tokens, own)) in guards.into_iter().zip(ready) {
+        jobs.push(intake.start(live, tokens, (own, logprobs.clone()), routing.clone()).await?);
+    }
     let voice = Completion {
         head,
         spell,

@@ -77,10 +77,11 @@ async fn prepare(intake: &Intake, request: GenerateRequest) -> Result<Vec<Runnin
         }
         ready.push((live, tokens, (sampling, item.logprobs)));
     }
-    ready
-        .into_iter()
-        .map(|(live, tokens, how)| intake.start(live, tokens, how, request.routing.clone()))
-        .collect()
+    let mut jobs = Vec::with_capacity(ready.len());
+    for (live, tokens, how) in ready {
+        jobs.push(intake.start(live, tokens, how, request.routing.clone()).await?);
+    }
+    Ok(jobs)
 }
 
 /// An answer, whole or as events.

@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::response::Response;
 use branchline_core::{Error, ErrorCode, RequestId, Result};
 use branchline_protocol::{Document, Fields, LeaseAsk, Limits, LogprobRequest, Routing, Sampling};
+use branchline_worker::RouteQuery;
 use http::request::Parts;
 use http::{Extensions, Request};
 
@@ -18,6 +19,7 @@ use super::session::session_key;
 use crate::app::App;
 use crate::dispatch::{self, Job, JobLease, LeaseWant, LiveGuard, Model, Running};
 use crate::guard::{KeyHash, Permit, read_body};
+use crate::middleware::route::{self, Plan, RouteHooks};
 
 /// Longest name of a model.
 const MAX_NAME_BYTES: usize = 1024;
@@ -40,6 +42,7 @@ pub(super) struct Intake {
     tag: Option<String>,
     asked: Option<Asked>,
     key: Option<u64>,
+    hooks: Option<Arc<RouteHooks>>,
 }
 
 /// What became of a request at the door.
@@ -101,6 +104,7 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
         tag: header(&head, "x-request-id"),
         asked: head.extensions.get().copied(),
         key,
+        hooks: head.extensions.get::<Arc<RouteHooks>>().cloned(),
     })))
 }
 
@@ -162,7 +166,7 @@ impl Intake {
     }
 
     /// Starts one prompt.
-    pub(super) fn start(
+    pub(super) async fn start(
         &self,
         live: LiveGuard,
         tokens: Vec<u32>,
@@ -170,7 +174,7 @@ impl Intake {
         routing: Routing,
     ) -> Result<Running> {
         let lease = self.lease(&routing, sampling.max_tokens)?;
-        let job = Job {
+        let mut job = Job {
             model: Arc::clone(&self.model),
             live,
             tokens,
@@ -183,8 +187,15 @@ impl Intake {
             asked: self.asked,
             key: self.key,
             seed: rand::random(),
+            plan: Plan::default(),
         };
+        job.plan = self.plan(&job.query(&job.tokens)).await?;
         dispatch::start(&self.app, job, self.arrived)
+    }
+
+    /// What middleware says of the workers that could be chosen.
+    pub(super) async fn plan(&self, query: &RouteQuery<'_>) -> Result<Plan> {
+        route::plan(&self.app, self.hooks.as_ref(), Some(&self.model.name), query).await
     }
 
     /// The request's lease, once its id has been read.

@@ -48,7 +48,7 @@ async fn plant(intake: Intake) -> Result<Response> {
     let tokens = tokens_of(&intake, input, "prompt").await?;
     let mut sampling = Sampling { max_tokens: Some(0), ..Sampling::default() };
     sampling.fit(tokens.len(), limits, FIT)?;
-    let job = intake.start(live, tokens, (sampling, None), routing)?;
+    let job = intake.start(live, tokens, (sampling, None), routing).await?;
     let gathered = gather(vec![job]).await?;
     let prompt = &gathered.prompts[0];
     let granted = prompt.lease.as_ref().and_then(|lease| Some((lease.id.as_ref()?, lease)));

@@ -4,6 +4,7 @@ mod admin;
 mod answer;
 mod chat;
 mod completions;
+pub(crate) mod dry_run;
 mod explain;
 mod fan;
 mod gather;
@@ -25,6 +26,7 @@ mod tokenize;
 mod tree;
 mod turn;
 mod vectors;
+mod wasm;
 mod workers;
 
 use std::sync::Arc;
@@ -40,6 +42,7 @@ use tower::Service as _;
 
 use crate::app::App;
 use crate::guard::{Counted, Gate, Keys, Surface};
+use crate::middleware::Middleware;
 
 pub use answer::{Refusal, json, refuse};
 pub(crate) use answer::{is_anthropic, shape};
@@ -76,11 +79,16 @@ fn router(app: &Arc<App>, with_operators: bool) -> Router {
         .with_state(Arc::clone(app))
 }
 
-/// What the main port serves, behind the gate.
-pub fn service(app: &Arc<App>) -> Gate<Router> {
+/// The routes behind middleware.
+fn inner(app: &Arc<App>, with_operators: bool) -> Middleware<Router> {
+    Middleware::new(Arc::clone(app), router(app, with_operators))
+}
+
+/// What the main port serves, behind the gate and middleware.
+pub fn service(app: &Arc<App>) -> Gate<Middleware<Router>> {
     let operators = app.options.admin_port.is_none();
     let surface = Surface { host: app.options.host.clone(), operators };
-    Gate::new(router(app, operators), Keys::of(&app.options), surface, app)
+    Gate::new(inner(app, operators), Keys::of(&app.options), surface, app)
 }
 
 /// What the operators' port serves: their routes and probes, behind a gate of its own.
@@ -98,7 +106,7 @@ pub fn metrics_service(app: &Arc<App>) -> Router {
 
 /// Every route for callers in this process: no key, no socket, counted as all others.
 #[derive(Clone)]
-pub struct InProcess(Gate<Router>);
+pub struct InProcess(Gate<Middleware<Router>>);
 
 /// The body of an answer in this process.
 pub type Answered = Counted;
@@ -107,7 +115,7 @@ impl InProcess {
     /// Made once a gateway.
     pub fn new(app: &Arc<App>) -> Self {
         let surface = Surface { host: app.options.host.clone(), operators: true };
-        Self(Gate::new(router(app, true), Keys::default(), surface, app))
+        Self(Gate::new(inner(app, true), Keys::default(), surface, app))
     }
 
     /// Answers one request. Dropping the future, or the body, ends it.

@@ -30,6 +30,7 @@ use crate::app::App;
 use crate::guard::read_body;
 use crate::http::answer::refuse;
 use crate::http::session::session_key;
+use crate::middleware::route::Plan;
 use attempts::Attempts;
 use peek::{Fault, Peek, peek};
 
@@ -122,5 +123,5 @@ fn attempts<'a>(app: &'a Arc<App>, head: &'a Parts, body: &Bytes, mut found: Pee
     let key = needs_key.then(|| session_key(&head.headers, &app.options, || found.session())).flatten();
     let headers = headers::to_worker(&head.headers, &app.options);
     let deadline = app.options.request_timeout.map(|timeout| Instant::now() + timeout);
-    Attempts { app, head, body, found, headers, key, deadline }
+    Attempts { app, head, body, found, headers, key, deadline, plan: Plan::default() }
 }

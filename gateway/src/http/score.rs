@@ -17,6 +17,7 @@ use super::intake::{Intake, answer};
 use super::leases::tokens_of;
 use crate::app::App;
 use crate::dispatch::{self, ScoreJob};
+use crate::middleware::route::Plan;
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new().route("/v1/score", post(score))
@@ -48,7 +49,9 @@ async fn serve(intake: Intake) -> Result<Response> {
             fit,
         )?;
     }
-    let job = ScoreJob { model: Arc::clone(&intake.model), live, prefix, choices, routing, lease };
+    let model = Arc::clone(&intake.model);
+    let mut job = ScoreJob { model, live, prefix, choices, routing, lease, plan: Plan::default() };
+    job.plan = intake.plan(&job.query()).await?;
     let (job, found) = dispatch::score(&intake.app, job, intake.arrived).await?;
     let sums: Vec<f64> = found.scores.iter().map(|score| score.sum).collect();
     let scores: Vec<Value> = found

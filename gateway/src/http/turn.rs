@@ -50,7 +50,7 @@ pub(super) async fn begin(
     }
     let head = intake.head(live.id());
     let speakers = (0..sampling.sequences()).map(|_| manner.speaker()).collect::<Result<Vec<_>>>()?;
-    let jobs = vec![intake.start(live, tokens, (sampling, logprobs), routing)?];
+    let jobs = vec![intake.start(live, tokens, (sampling, logprobs), routing).await?];
     let gathered = Gathered::new(&jobs);
     Ok(Turn { head, jobs, speakers, gathered })
 }

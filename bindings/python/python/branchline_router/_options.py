@@ -150,5 +150,13 @@ class RouterOptions(TypedDict, total=False):
     """How reasoning is told apart from the answer: `auto` by the model's chat template, `none`, or deepseek_r1, qwen3, or one that a plugin registered. Default: auto."""
     response_store_size: int | str
     """Memory for stored responses of the Responses API; the oldest are forgotten first. Default: 64MiB."""
+    wasm_dir: str
+    """Folder that WASM modules are kept in, so that they survive a restart; without it they are gone then."""
+    wasm_upload_dirs: Sequence[str]
+    """Folders whose files `POST /wasm` may name by path; none without it."""
+    wasm_body_limit: int | str
+    """Largest body that WASM modules read; larger ones are refused if a module asks for the body. Default: 10MiB."""
+    wasm_compile_timeout: float | str
+    """Longest compilation of a WASM module. Default: 2m."""
     runtime_threads: int
     """Threads that serve; 0 takes one a CPU. Default: 0."""

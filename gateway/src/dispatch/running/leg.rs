@@ -5,14 +5,13 @@ use std::time::Instant;
 
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
 use branchline_worker::{
-    Choice, DeltaStream, PairChoice, RouteQuery, SubmitOptions, Transport, Watch, Worker, proto,
+    Choice, DeltaStream, PairChoice, RouteQuery, SubmitOptions, Watch, Worker, proto,
 };
 
 use super::emitted::Emitted;
 use super::half::Half;
 use crate::app::App;
-use crate::dispatch::contract::cache_key;
-use crate::dispatch::{Job, JobLease, RoomRange};
+use crate::dispatch::{Job, RoomRange};
 use crate::http::Called;
 
 /// Who is to have a job.
@@ -55,9 +54,15 @@ impl Leg {
     ///
     /// A prompt of which there is little to compute is not split, and one for which no whole pair is there neither.
     pub(super) fn choose(app: &App, job: &Job, tried: &[WorkerId]) -> Result<Chosen> {
-        let query = RouteQuery { exclude: tried, ..query(job, &job.tokens) };
+        job.plan.choose(tried, |exclude| Self::choose_but(app, job, exclude))
+    }
+
+    fn choose_but(app: &App, job: &Job, exclude: &[WorkerId]) -> Result<Chosen> {
+        let query = RouteQuery { exclude, ..job.query(&job.tokens) };
         let model = Some(job.model.name.as_str());
-        let splits = job.may_be_split() && app.fleet.may_split(model, &query);
+        // Middleware that chose among the workers chose one that serves alone.
+        let splits = job.plan.is_free()
+            && job.may_be_split() && app.fleet.may_split(model, &query);
         if splits {
             let bypass = app.options.pd_bypass_tokens as u64;
             match app.fleet.choose_pair(model, &query) {
@@ -80,9 +85,10 @@ impl Leg {
         let tokens: Vec<u32> = job.tokens.iter().chain(&emitted.ids).copied().collect();
         let mut exclude = tried.to_vec();
         exclude.push(lost.worker.id);
-        let query =
-            RouteQuery { exclude: &exclude, numerics_id: Some(&lost.numerics_id), ..query(job, &tokens) };
-        app.fleet.choose(Some(&job.model.name), &query)
+        job.plan.choose(&exclude, |exclude| {
+            let query = RouteQuery { exclude, numerics_id: Some(&lost.numerics_id), ..job.query(&tokens) };
+            app.fleet.choose(Some(&job.model.name), &query)
+        })
     }
 
     /// The whole job on whoever was chosen. `again` counts earlier tries of it that may not have left their workers yet.
@@ -212,16 +218,5 @@ impl Leg {
             .inspect_err(|_| job.live.left(&worker, &id))?;
         let predicted = predicted_cached_tokens;
         Ok(Self { stream, worker, id, sequence, numerics_id, predicted, half: None })
-    }
-}
-
-fn query<'a>(job: &'a Job, tokens: &'a [u32]) -> RouteQuery<'a> {
-    RouteQuery {
-        token_ids: tokens,
-        namespace: cache_key(&job.routing),
-        key: job.key,
-        transport: Some(Transport::Grpc),
-        engine_id: job.lease.as_ref().and_then(JobLease::engine_id),
-        ..RouteQuery::default()
     }
 }

@@ -5,6 +5,7 @@ use branchline_worker::{SubmitOptions, proto};
 
 use super::*;
 use crate::config::resolve_arguments;
+use crate::middleware::route::Plan;
 
 #[test]
 fn only_failures_of_a_worker_are_moved_and_get_a_wait() {
@@ -44,6 +45,7 @@ async fn a_refusal_without_another_worker_is_told_as_it_is_and_spends_no_retry()
         asked: None,
         key: None,
         seed: 0,
+        plan: Plan::default(),
     };
     let Err(error) = start(&app, job, Instant::now()) else { panic!("it was taken") };
     assert!(error.message.contains("has not read"), "{}", error.message);

@@ -29,6 +29,7 @@ use super::split;
 use crate::app::App;
 use crate::http::answer::refuse;
 use crate::http::explain::Called;
+use crate::middleware::route::{self, Plan, RouteHooks};
 
 /// Longest error body that is read to find out whose fault it was, and how long that may take.
 const FAULT_BYTES: usize = 64 << 10;
@@ -47,6 +48,8 @@ pub(super) struct Attempts<'a> {
     pub(super) headers: HeaderMap,
     pub(super) key: Option<u64>,
     pub(super) deadline: Option<Instant>,
+    /// Whom middleware rules out.
+    pub(super) plan: Plan,
 }
 
 /// A worker that is to have a try.
@@ -101,7 +104,21 @@ impl Heard {
 }
 
 impl Attempts<'_> {
-    pub(super) async fn run(self) -> Response {
+    pub(super) async fn run(mut self) -> Response {
+        self.plan = match self.narrow().await {
+            Ok(plan) => plan,
+            Err(error) => return refuse(&error),
+        };
+        self.tries().await
+    }
+
+    /// What middleware says of the workers.
+    async fn narrow(&self) -> Result<Plan> {
+        let hooks = self.head.extensions.get::<Arc<RouteHooks>>();
+        route::plan(self.app, hooks, self.found.model.as_deref(), &self.query()).await
+    }
+
+    async fn tries(self) -> Response {
         self.app.fleet.earn_retry();
         if let Some(answer) = Box::pin(split::run(&self)).await {
             return answer;
@@ -169,16 +186,21 @@ impl Attempts<'_> {
         tries <= self.app.options.max_retries && !self.is_over()
     }
 
-    fn choose(&self, exclude: &[WorkerId]) -> Result<Chosen> {
-        let query = RouteQuery {
+    fn query(&self) -> RouteQuery<'_> {
+        RouteQuery {
             text: self.found.text,
             key: self.key,
-            exclude,
             transport: Some(Transport::Http),
             ..RouteQuery::default()
-        };
+        }
+    }
+
+    fn choose(&self, tried: &[WorkerId]) -> Result<Chosen> {
         let model = self.found.model.as_deref();
-        let Choice { worker, guard, decision, .. } = self.app.fleet.choose(model, &query)?;
+        let choice = self.plan.choose(tried, |exclude| {
+            self.app.fleet.choose(model, &RouteQuery { exclude, ..self.query() })
+        })?;
+        let Choice { worker, guard, decision, .. } = choice;
         let tag = self.head.headers.get("x-request-id").and_then(|id| id.to_str().ok());
         if let Some(id) = self.found.rid.as_deref().or(tag) {
             let called = Called { id, tag, asked: self.head.extensions.get().copied() };

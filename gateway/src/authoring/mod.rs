@@ -1,0 +1,145 @@
+//! `branchline-router wasm …`: what authors and operators of middleware do from a command line.
+//!
+//! `new`, `build` and `test` work on this machine; `push`, `ls`, `rm` and `logs` talk to a running gateway.
+
+mod build;
+mod remote;
+mod scaffold;
+mod trial;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+/// Runs the line after `wasm`; the process's exit code.
+pub fn run(arguments: &[String]) -> u8 {
+    let line = std::iter::once("branchline-router wasm".to_owned()).chain(arguments.iter().cloned());
+    let matches = match command().try_get_matches_from(line) {
+        Ok(matches) => matches,
+        Err(error) => {
+            drop(error.print());
+            return u8::try_from(error.exit_code()).unwrap_or(2);
+        }
+    };
+    match dispatch(&matches) {
+        Ok(text) => {
+            drop(std::io::stdout().write_all(text.as_bytes()));
+            0
+        }
+        Err(error) => {
+            drop(writeln!(std::io::stderr(), "error: {error}"));
+            1
+        }
+    }
+}
+
+fn required(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).required(true).value_name(name.to_uppercase()).help(help)
+}
+
+fn option(name: &'static str, word: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(word).help(help)
+}
+
+fn command() -> Command {
+    let remote = || {
+        [
+            option("url", "URL", "The gateway").default_value("http://127.0.0.1:30000"),
+            option("api-key", "KEY", "Its key; or the environment's BRANCHLINE_API_KEY"),
+        ]
+    };
+    Command::new("branchline-router wasm")
+        .about("Makes, tries and loads WebAssembly middleware; see docs/middleware.md")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(
+            Command::new("new")
+                .about("Begins a module in a new folder")
+                .arg(required("folder", "The folder to make"))
+                .arg(
+                    option("lang", "LANG", "Its language")
+                        .value_parser(scaffold::LANGUAGES)
+                        .default_value("python"),
+                ),
+        )
+        .subcommand(
+            Command::new("build")
+                .about("Builds a component from a folder, a text file or a core module")
+                .arg(required(
+                    "source",
+                    "A folder with app.py, app.js, main.c or Cargo.toml; or a .wat or .wasm file",
+                ))
+                .arg(option("output", "FILE", "Where to; SOURCE.wasm without it").short('o'))
+                .arg(option(
+                    "world",
+                    "WORLD",
+                    "World of branchline:middleware; the file `world` of the folder without it",
+                )),
+        )
+        .subcommand(
+            Command::new("test")
+                .about("Calls a hook of a component on this machine; prints the action and its cost")
+                .arg(required("component", "The .wasm file"))
+                .arg(option("sample", "FILE", "JSON as POST /wasm/{uuid}/dry-run takes it"))
+                .arg(option("settings", "JSON", "Settings, for example {\"config\": …}")),
+        )
+        .subcommand(
+            Command::new("push")
+                .about("Loads a component, or replaces the one of the same name")
+                .arg(required("component", "The .wasm file"))
+                .arg(option("name", "NAME", "Its name; the file's without it"))
+                .arg(option("settings", "JSON", "Settings, for example {\"order\": 5, \"fail\": \"open\"}"))
+                .args(remote()),
+        )
+        .subcommand(Command::new("ls").about("Lists the modules").args(remote()))
+        .subcommand(
+            Command::new("rm")
+                .about("Removes a module")
+                .arg(required("module", "Name or uuid"))
+                .args(remote()),
+        )
+        .subcommand(
+            Command::new("logs")
+                .about("Prints what a module logged")
+                .arg(required("module", "Name or uuid"))
+                .arg(Arg::new("follow").long("follow").short('f').action(ArgAction::SetTrue).help("Go on"))
+                .args(remote()),
+        )
+}
+
+fn text<'a>(matches: &'a ArgMatches, name: &str) -> Option<&'a str> {
+    matches.try_get_one::<String>(name).ok().flatten().map(String::as_str)
+}
+
+fn path(matches: &ArgMatches, name: &str) -> PathBuf {
+    PathBuf::from(text(matches, name).unwrap_or_default())
+}
+
+fn dispatch(matches: &ArgMatches) -> Result<String, String> {
+    let Some((name, matches)) = matches.subcommand() else { return Err("no command".to_owned()) };
+    match name {
+        "new" => scaffold::make(&path(matches, "folder"), text(matches, "lang").unwrap_or("python")),
+        "build" => {
+            let output = text(matches, "output").map(PathBuf::from);
+            build::build(&path(matches, "source"), output, text(matches, "world"))
+        }
+        "test" => {
+            let sample = text(matches, "sample").map(PathBuf::from);
+            trial::run(&path(matches, "component"), sample.as_deref(), text(matches, "settings"))
+        }
+        _ => remote::run(name, matches),
+    }
+}
+
+/// Settings given as JSON text.
+fn settings(given: Option<&str>) -> Result<serde_json::Map<String, serde_json::Value>, String> {
+    let given = given.unwrap_or("{}");
+    serde_json::from_str(given)
+        .map_err(|error| format!("--settings is no JSON object ({error}); it is {given:?}"))
+}
+
+/// A name for a module, from its file.
+fn stem(path: &std::path::Path) -> String {
+    path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+}
