@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_CAP, FUNCTION_CAP = 500, 80
 TEST_SHARE = 0.62  # a ratchet on the way to 0.8: raise it, never lower it
-SKIP = ("service/generated/", "benchmarks/engine/", "benchmarks/router/")
+SKIP = ("service/generated/", "benchmarks/engine/", "benchmarks/router/", "benchmarks/wasm/")
 # Which of our crates each may depend on (DESIGN section 2); dev-dependencies are free.
 WALLS = {
     "core": set[str](),
@@ -39,7 +39,7 @@ def tracked() -> list[str]:
 
 def is_test(path: str) -> bool:
     """Whether a file counts as test code."""
-    return bool(re.search(r"(^|/)(tests|testkit)/|(^|/)tests\.rs$|_test\.rs$|/benches/|/examples/", path))
+    return bool(re.search(r"(^|/)(tests|testkit)/|(^|/)tests\.rs$|_test\.rs$|/benches/|(^|/)examples/", path))
 
 
 def rust_split(text: str) -> tuple[int, int]:

@@ -99,7 +99,7 @@ async fn operators_routes_are_never_touched_nor_reached_by_a_rewrite() {
 
 /// cases/wasm.jsonl: wasm-keeps-streaming.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_stays_a_stream_behind_modules_that_ask_for_no_body() {
+async fn wasm_keeps_streaming_behind_modules_that_ask_for_no_body() {
     let worker = streaming(Duration::from_millis(200), 10).await;
     let gateway = Gateway::start(&[], &[worker.url()]).await;
     load(&gateway, json!({"name": "tag"}), &guests::adds_header("x-added", b"yes")).await;
@@ -124,7 +124,7 @@ async fn a_stream_stays_a_stream_behind_modules_that_ask_for_no_body() {
 
 /// cases/wasm.jsonl: wasm-body-too-large.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_is_too_large_for_a_module_is_said_not_hidden() {
+async fn wasm_body_too_large_is_said_not_hidden() {
     let worker = answering("{}").await;
     let options = [("wasm_body_limit", "100KiB"), ("max_payload_size", "640KiB")];
     let gateway = Gateway::start(&options, &[worker.url()]).await;
@@ -148,7 +148,7 @@ async fn a_body_that_is_too_large_for_a_module_is_said_not_hidden() {
 
 /// cases/wasm.jsonl: wasm-endless-module.
 #[tokio::test(flavor = "multi_thread")]
-async fn hostile_modules_fail_open_or_closed_and_leave_other_routes_alone() {
+async fn wasm_endless_module_fails_open_or_closed_and_leaves_other_routes_alone() {
     let worker = answering("{\"ok\":1}").await;
     let gateway = Gateway::start(&[], &[worker.url()]).await;
     let limits = json!({"time_ms": 100, "memory_mib": 64});

@@ -29,13 +29,13 @@ CLAIMED = (
     "tools",
     "admission",
     "retry",
+    "wasm",
 )
 NOT_CLAIMED = {
     "routing": "most have tests; those of a replay of lost cache events have none",
     "pd": "prefill and decode run in one worker",
     "health": "breakers have tests; an engine's warm-up and dead scheduler have none",
     "discovery": "files and names are followed; Kubernetes is not",
-    "wasm": "no plugins in the gateway yet",
     "security": "the gateway's cases have tests; templates' budget and open sockets have none",
 }
 # Cases of claimed areas that wait for another part.

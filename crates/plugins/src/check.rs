@@ -270,5 +270,4 @@ pub fn reply(reply: Reply) -> Response<Bytes> {
 }
 
 #[cfg(test)]
-#[path = "check_tests.rs"]
 mod tests;

@@ -95,3 +95,37 @@ pub struct Called<A> {
     /// What it took.
     pub cost: Cost,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAUSES: [Cause; 6] =
+        [Cause::Timeout, Cause::Limit, Cause::Fuel, Cause::Trap, Cause::BadOutput, Cause::Busy];
+
+    #[test]
+    fn every_cause_is_a_value_of_the_outcome_label_and_no_value_stands_twice() {
+        for cause in CAUSES {
+            assert!(OUTCOMES.contains(&cause.name()), "{cause:?}");
+        }
+        let mut sorted = OUTCOMES.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), OUTCOMES.len());
+    }
+
+    #[test]
+    fn a_client_learns_the_module_and_the_cause_and_nothing_of_the_guests_inside() {
+        for cause in CAUSES {
+            let failure = Failure::new(cause, "wasm backtrace: 0x18abb2 secret_function");
+            let refusal = failure.refusal("gate");
+            assert!(
+                refusal.message.contains("'gate'") && refusal.message.contains(cause.name()),
+                "{refusal}"
+            );
+            assert!(!refusal.message.contains("secret_function"), "{refusal}");
+            assert_eq!(refusal.code, ErrorCode::Unavailable);
+            assert_eq!(refusal.retry_after, Some(Duration::from_secs(1)));
+        }
+    }
+}

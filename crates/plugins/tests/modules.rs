@@ -231,3 +231,116 @@ async fn a_folder_with_damaged_bytes_is_refused_and_damaged_compiled_code_is_not
     let error = Kit::kept_in(Some(folder.path())).plugins.restore_all().await.expect_err("damaged");
     assert!(error.message.contains("'m'") && error.message.contains("damaged"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_configuration_reaches_the_module_as_json_text() {
+    let kit = Kit::new();
+    for (config, text) in
+        [(json!({"a": [1, "é"]}), r#"{"a":[1,"é"]}"#), (json!(null), ""), (json!("plain"), "\"plain\"")]
+    {
+        let name = format!("m{}", text.len());
+        let module = kit.load(&name, json!({"config": config}), guests::echoes_config()).await;
+        let Ok(RequestAction::Reject(reply)) = module.on_request(request()).await.result else {
+            panic!("it answers its configuration")
+        };
+        assert_eq!(String::from_utf8_lossy(&reply.body), text);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_host_function_does_what_the_contract_says() {
+    let kit = Kit::new();
+    let module = kit.load("host", json!({}), guests::uses_host()).await;
+    for _ in 0..2 {
+        let called = module.on_request(request()).await;
+        let Ok(RequestAction::Reject(reply)) = called.result else { panic!("{:?}", called.result) };
+        assert_eq!(String::from_utf8_lossy(&reply.body), "value");
+    }
+    let metrics = kit.metrics.encode();
+    for line in [
+        "branchline_router_wasm_module_count_total{module=\"host\",name=\"name\",label=\"label\"} 6",
+        "branchline_router_wasm_module_value{module=\"host\",name=\"name\",label=\"label\"} -7",
+        "branchline_router_wasm_module_seconds_count{module=\"host\",name=\"name\",label=\"label\"} 2",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+    let lines = module.lines(0);
+    assert_eq!(lines.iter().map(|line| line.message.as_str()).collect::<Vec<_>>(), ["name", "name"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_chatters_keeps_twenty_lines() {
+    let kit = Kit::new();
+    let module = kit.load("chatter", json!({}), guests::chatters(500)).await;
+    assert!(module.on_request(request()).await.result.is_ok());
+    assert_eq!(module.lines(0).len(), 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_over_the_output_limit_is_refused_without_being_copied_whole() {
+    let kit = Kit::new();
+    let settings = json!({"limits": {"output_kib": 4}});
+    let fits = kit.load("fits", settings.clone(), guests::claims(3 << 10)).await;
+    assert!(matches!(fits.on_request(request()).await.result, Ok(RequestAction::Reject(_))));
+    let large = kit.load("large", settings, guests::claims(100 << 10)).await;
+    let failure = large.on_request(request()).await.result.expect_err("it is too large");
+    assert_eq!(failure.cause, branchline_plugins::Cause::BadOutput, "{}", failure.detail);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_module_with_one_place_makes_the_second_call_wait_or_say_busy() {
+    let kit = Kit::new();
+    let settings = json!({"limits": {"time_ms": 300, "concurrency": 1}, "quarantine_after": 0});
+    let module = kit.load("spin", settings, guests::spins()).await;
+    let calls: Vec<_> = (0..2)
+        .map(|_| {
+            let module = Arc::clone(&module);
+            tokio::spawn(
+                async move { module.on_request(request()).await.result.expect_err("it spins").cause },
+            )
+        })
+        .collect();
+    let mut causes = Vec::new();
+    for call in calls {
+        causes.push(call.await.expect("no panic").name());
+    }
+    causes.sort_unstable();
+    // The second gets its place when the first's time is over, which is about when its own is.
+    assert!(causes.contains(&"timeout"), "{causes:?}");
+    assert!(causes.iter().all(|cause| ["timeout", "busy"].contains(cause)), "{causes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_change_leaves_the_old_module_in_place() {
+    let kit = Kit::new();
+    let module = kit.load("gate", json!({}), guests::rejects(403, "old")).await;
+    for (changes, bytes) in [
+        (json!({"limits": {"time_ms": 0}}), None),
+        (json!({}), Some(b"nonsense".to_vec())),
+        (json!({"hooks": ["on-route"]}), Some(guests::noop())),
+        (json!({"name": "other"}), None),
+    ] {
+        assert!(kit.plugins.change(module.uuid(), &changes, bytes).await.is_err(), "{changes}");
+    }
+    let now = kit.plugins.get(module.uuid()).expect("still there");
+    let Ok(RequestAction::Reject(reply)) = now.on_request(request()).await.result else {
+        panic!("it rejects")
+    };
+    assert_eq!(reply.body, b"old");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replaced_module_keeps_its_store_and_a_held_one_goes_on_working() {
+    let kit = Kit::new();
+    let old = kit.load("budget", json!({}), guests::budget(3)).await;
+    for _ in 0..2 {
+        assert_eq!(old.on_request(request()).await.result.expect("free"), RequestAction::Continue);
+    }
+    let new =
+        kit.plugins.change(old.uuid(), &json!({"order": 1}), Some(guests::budget(4))).await.expect("good");
+    assert_eq!(new.on_request(request()).await.result.expect("the third"), RequestAction::Continue);
+    // A request that began before the change still has the old module, whose budget is used up now.
+    assert!(matches!(old.on_request(request()).await.result, Ok(RequestAction::Reject(_))));
+    kit.plugins.remove(new.uuid()).await.expect("it is there");
+    assert!(old.on_request(request()).await.result.is_ok(), "also after it was removed");
+}

@@ -143,3 +143,43 @@ fn settings(given: Option<&str>) -> Result<serde_json::Map<String, serde_json::V
 fn stem(path: &std::path::Path) -> String {
     path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_an_object_or_named_as_wrong() {
+        assert!(settings(None).expect("none is fine").is_empty());
+        let given = settings(Some(r#"{"order": 5}"#)).expect("an object");
+        assert_eq!(given["order"], 5);
+        for wrong in ["[]", "5", "{", ""] {
+            let error = settings(Some(wrong)).expect_err(wrong);
+            assert!(error.contains("--settings"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_module_is_named_after_its_file() {
+        for (file, name) in [("a/b/gate.wasm", "gate"), ("gate", "gate"), ("x.y.wasm", "x.y"), ("", "")] {
+            assert_eq!(stem(std::path::Path::new(file)), name);
+        }
+    }
+
+    #[test]
+    fn the_commands_hold_together_and_each_remote_one_takes_url_and_key() {
+        command().debug_assert();
+        for name in ["push", "ls", "rm", "logs"] {
+            let all = command();
+            let found = all.find_subcommand(name).expect("it is there");
+            for option in ["url", "api-key"] {
+                assert!(found.get_arguments().any(|arg| arg.get_id() == option), "{name} {option}");
+            }
+        }
+        for name in ["new", "build", "test"] {
+            let all = command();
+            let found = all.find_subcommand(name).expect("it is there");
+            assert!(!found.get_arguments().any(|arg| arg.get_id() == "url"), "{name} is local");
+        }
+    }
+}

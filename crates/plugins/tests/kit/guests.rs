@@ -321,3 +321,73 @@ fn smg(code: &str, text: &[u8]) -> Vec<u8> {
 pub fn export_trap(hook: &str) -> String {
     export(hook, "unreachable")
 }
+
+/// A hook that lets everything pass, as part of a core module.
+pub fn export_continue(hook: &str) -> String {
+    export(hook, "(i32.store8 (i32.const 0) (i32.const 0))")
+}
+
+/// Answers with its configuration.
+pub fn echoes_config() -> Vec<u8> {
+    let imports = r#"(import "branchline:middleware/host@1.0.0" "config" (func $config (param i32)))"#;
+    let head = [store(0, 2), store(4, 200), store(8, 0), store(12, 0)].concat();
+    // The text's place and length are written where the reply's body is read from.
+    let body = format!("{head} (call $config (i32.const 16))");
+    with("request-filter", imports, &export("on-request", &body))
+}
+
+/// Calls every host function that leaves a trace, then answers with what the store had under `k`.
+pub fn uses_host() -> Vec<u8> {
+    let host = "branchline:middleware/host@1.0.0";
+    let imports = [
+        ("log", "(param i32 i32 i32)"),
+        ("counter-add", "(param i32 i32 i32 i32 i64)"),
+        ("gauge-set", "(param i32 i32 i32 i32 i64)"),
+        ("histogram-observe", "(param i32 i32 i32 i32 f64)"),
+        ("kv-set", "(param i32 i32 i32 i32 i64) (result i32)"),
+        ("kv-get", "(param i32 i32 i32)"),
+        ("kv-delete", "(param i32 i32)"),
+        ("now-ms", "(result i64)"),
+        ("monotonic-ns", "(result i64)"),
+        ("random", "(param i32 i32)"),
+    ]
+    .map(|(name, types)| format!("(import \"{host}\" \"{name}\" (func ${name} {types}))"))
+    .concat();
+    // At 2048: "name", "label", "k", "value".
+    let body = r#"
+      (call $log (i32.const 2) (i32.const 2048) (i32.const 4))
+      (call $counter-add (i32.const 2048) (i32.const 4) (i32.const 2052) (i32.const 5) (i64.const 3))
+      (call $gauge-set (i32.const 2048) (i32.const 4) (i32.const 2052) (i32.const 5) (i64.const -7))
+      (call $histogram-observe (i32.const 2048) (i32.const 4) (i32.const 2052) (i32.const 5) (f64.const 0.25))
+      (if (i32.eqz (call $kv-set (i32.const 2057) (i32.const 1) (i32.const 2058) (i32.const 5) (i64.const 60000)))
+        (then unreachable))
+      (call $kv-get (i32.const 2057) (i32.const 1) (i32.const 1200))
+      (if (i32.eqz (i32.load8_u (i32.const 1200))) (then unreachable))
+      (call $kv-delete (i32.const 2057) (i32.const 1))
+      (if (i64.lt_u (call $now-ms) (i64.const 1700000000000)) (then unreachable))
+      (if (i64.gt_u (call $monotonic-ns) (call $monotonic-ns)) (then unreachable))
+      (call $random (i32.const 9000) (i32.const 1240))
+      (if (i32.ne (i32.load (i32.const 1244)) (i32.const 4096)) (then unreachable))
+      (i32.store (i32.const 0) (i32.const 2))
+      (i32.store (i32.const 4) (i32.const 200))
+      (i32.store (i32.const 8) (i32.const 0))
+      (i32.store (i32.const 12) (i32.const 0))
+      (i32.store (i32.const 16) (i32.load (i32.const 1204)))
+      (i32.store (i32.const 20) (i32.load (i32.const 1208)))"#;
+    let parts = format!("{} {}", data(b"namelabelkvalue"), export("on-request", body));
+    with("request-filter", &imports, &parts)
+}
+
+/// Logs the same line this many times.
+pub fn chatters(lines: u32) -> Vec<u8> {
+    let imports = r#"(import "branchline:middleware/host@1.0.0" "log" (func $log (param i32 i32 i32)))"#;
+    let body = format!(
+        "(local $n i32) (loop $again
+           (call $log (i32.const 1) (i32.const 2048) (i32.const 2))
+           (local.set $n (i32.add (local.get $n) (i32.const 1)))
+           (br_if $again (i32.lt_u (local.get $n) (i32.const {lines}))))
+         {}",
+        store(0, 0)
+    );
+    with("request-filter", imports, &format!("{} {}", data(b"hi"), export("on-request", &body)))
+}
