@@ -137,3 +137,37 @@ fn quarantined(module: &Module) -> Response<Body> {
     let error = branchline_core::Error::new(branchline_core::ErrorCode::Unavailable, message);
     crate::http::refuse(&error)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_is_who_the_header_names_if_it_is_text() {
+        let mut headers = http::HeaderMap::new();
+        assert_eq!(tenant(&headers), None);
+        headers.insert("x-tenant-id", HeaderValue::from_static("gold"));
+        assert_eq!(tenant(&headers), Some("gold"));
+        headers.insert("x-tenant-id", HeaderValue::from_bytes(b"\xff").expect("a value"));
+        assert_eq!(tenant(&headers), None);
+    }
+
+    #[test]
+    fn a_view_keeps_path_query_and_method_apart() {
+        let request = Request::builder().method("PUT").uri("/v1/x?a=1&b=2").body(()).expect("a request");
+        let view = View::of("r1".to_owned(), Some("m".to_owned()), &request.into_parts().0);
+        assert_eq!(
+            (view.method.as_str(), view.path.as_str(), view.query.as_str()),
+            ("PUT", "/v1/x", "a=1&b=2")
+        );
+        assert_eq!((view.id.as_str(), view.model.as_deref()), ("r1", Some("m")));
+    }
+
+    #[test]
+    fn no_worker_is_asked_for_a_plain_answer_when_nobody_reads_it() {
+        let request = Request::builder().header("accept-encoding", "gzip").body(()).expect("a request");
+        let mut head = request.into_parts().0;
+        ask_for_plain(&mut head, &[]);
+        assert_eq!(head.headers["accept-encoding"], "gzip");
+    }
+}
