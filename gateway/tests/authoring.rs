@@ -2,13 +2,11 @@
 //!
 //! A language whose toolchain is absent is skipped in words.
 
-mod kit;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use branchline_testkit::{ScriptedWorker, Step, response};
-use kit::Gateway;
+use crate::kit::Gateway;
 use serde_json::{Value, json};
 
 fn root() -> PathBuf {

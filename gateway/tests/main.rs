@@ -3,11 +3,16 @@
 mod admin_port;
 mod admission;
 mod apis;
+#[cfg(feature = "wasm")]
+mod authoring;
 mod continuation;
 mod engine;
 mod engine_faults;
 mod families;
 mod guard;
+#[cfg(feature = "wasm")]
+#[path = "../../crates/plugins/tests/kit/guests.rs"]
+mod guests;
 mod headers;
 mod health;
 mod kit;
@@ -21,4 +26,14 @@ mod routing;
 mod slow_reader;
 mod split;
 mod tls;
+#[cfg(feature = "wasm")]
+mod wasm;
+#[cfg(feature = "wasm")]
+mod wasm_admin;
+#[cfg(feature = "wasm")]
+mod wasm_chain;
+#[cfg(feature = "wasm")]
+mod wasm_load;
+#[cfg(feature = "wasm")]
+mod wasm_streams;
 mod wire;

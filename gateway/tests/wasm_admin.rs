@@ -1,13 +1,10 @@
 //! `/wasm` from an operator's side: every shape of an upload, dry runs of every hook, faults in words.
 
-#[path = "../../crates/plugins/tests/kit/guests.rs"]
-mod guests;
-mod kit;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use branchline_testkit::{ScriptedWorker, Step, response};
-use kit::{Answer, Gateway};
+use crate::guests;
+use crate::kit::{Answer, Gateway};
 use serde_json::{Value, json};
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"x"}]}"#;

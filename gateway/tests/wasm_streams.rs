@@ -1,9 +1,5 @@
 //! Modules on streams: events of workers and of our own engines, in every family, whole, in order and in time.
 
-#[path = "../../crates/plugins/tests/kit/guests.rs"]
-mod guests;
-mod kit;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use branchline_testkit::response;
@@ -11,7 +7,8 @@ use branchline_testkit::{
     Act, EngineSetup, FakeEngine, ScriptedWorker, Step, chunk, event_stream, last_chunk,
 };
 use branchline_worker::proto::{self, FinishReason, SequenceDelta};
-use kit::Gateway;
+use crate::guests;
+use crate::kit::Gateway;
 use serde_json::{Value, json};
 
 const CHAT: &str = r#"{"model":"fake","messages":[{"role":"user","content":"x"}],"stream":true}"#;

@@ -52,7 +52,7 @@ pub use scrape::Shown;
 
 /// Routes of operators.
 fn operators() -> Router<Arc<App>> {
-    admin::routes().merge(workers::routes()).merge(explain::routes())
+    admin::routes().merge(workers::routes()).merge(explain::routes()).merge(wasm::routes())
 }
 
 /// Routes of clients.
