@@ -34,7 +34,9 @@ use crate::middleware::route::Plan;
 use attempts::Attempts;
 use peek::{Fault, Peek, peek};
 
+pub(crate) use events::error_event;
 pub(crate) use headers::bearer;
+pub(crate) use scan::Family;
 
 /// Answers the request from an HTTP worker if it is for one, `None` if it is for an engine.
 ///

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use axum::body::{Body, BodyDataStream};
 use branchline_core::{Error, ErrorCode};
-use branchline_plugins::{EventAction, Events, Module, NewEvent, RequestView};
-use branchline_protocol::ErrorBody;
+use branchline_plugins::{EventAction, Events, Module, RequestView};
 use branchline_telemetry::Metrics;
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
-use serde_json::{Value, json};
 
 use super::View;
+use super::ending::Ending;
 use crate::app::App;
+use crate::http::{Family, error_event};
 
 /// Longest event that is held until it is whole.
 const EVENT_CAP: usize = 1 << 20;
@@ -24,6 +24,7 @@ struct Filter {
     modules: Vec<(Events, Arc<RequestView>)>,
     held: BytesMut,
     path: String,
+    ending: Ending,
     metrics: Arc<Metrics>,
     over: bool,
 }
@@ -48,6 +49,7 @@ pub(super) fn filter(app: &App, body: Body, modules: Vec<Arc<Module>>, view: &Vi
         modules: modules.into_iter().map(shown).collect(),
         held: BytesMut::new(),
         path: view.path.clone(),
+        ending: Ending::of(&view.path),
         metrics: Arc::clone(&app.metrics),
         over: false,
     };
@@ -98,6 +100,7 @@ impl Filter {
                 out.extend_from_slice(&event.raw);
                 continue;
             };
+            self.ending.note(event.name.as_deref(), &data);
             let mut now = vec![(event.name.clone(), data)];
             let (mut changed, mut stop) = (false, false);
             for position in 0..self.modules.len() {
@@ -111,7 +114,7 @@ impl Filter {
                         }
                         Ok(EventAction::Stop(new)) => {
                             (changed, stop) = (true, true);
-                            next.extend(last_events(new, &data));
+                            next.extend(self.ending.last(new, &data));
                             break;
                         }
                         Err(error) => {
@@ -128,8 +131,8 @@ impl Filter {
             }
             if stop {
                 self.end();
-                if ends_with_done(&self.path) {
-                    write(&mut out, None, "[DONE]");
+                if let Some((name, data)) = self.ending.mark(&now) {
+                    write(&mut out, name.as_deref(), &data);
                 }
                 break;
             }
@@ -171,13 +174,7 @@ impl Filter {
         self.end();
         self.metrics.errors.with([error.code.name()]).inc();
         let mut out = BytesMut::new();
-        match self.path == "/v1/messages" {
-            true => {
-                let body = json!({"type": "error", "error": {"type": "api_error", "message": error.message}});
-                write(&mut out, Some("error"), &body.to_string());
-            }
-            false => write(&mut out, None, &String::from_utf8_lossy(&ErrorBody::from(error).to_json())),
-        }
+        out.extend_from_slice(&error_event(Family::of(&self.path), error));
         out
     }
 
@@ -187,28 +184,6 @@ impl Filter {
         self.upstream = Body::empty().into_data_stream();
         self.held.clear();
     }
-}
-
-fn ends_with_done(path: &str) -> bool {
-    matches!(path, "/v1/chat/completions" | "/v1/completions" | "/generate")
-}
-
-/// The events before the end of a stream that a module stopped; if it gave none, the last one with its end in it.
-fn last_events(given: Vec<NewEvent>, current: &str) -> Vec<(Option<String>, String)> {
-    if !given.is_empty() {
-        return given.into_iter().map(|event| (event.name, event.data)).collect();
-    }
-    let Ok(mut chunk) = serde_json::from_str::<Value>(current) else { return Vec::new() };
-    let Some(choices) = chunk.get_mut("choices").and_then(Value::as_array_mut) else { return Vec::new() };
-    for choice in choices.iter_mut().filter_map(Value::as_object_mut) {
-        for (field, empty) in [("delta", json!({})), ("text", json!("")), ("logprobs", Value::Null)] {
-            if let Some(value) = choice.get_mut(field) {
-                *value = empty;
-            }
-        }
-        choice.insert("finish_reason".to_owned(), json!("content_filter"));
-    }
-    vec![(None, chunk.to_string())]
 }
 
 fn write(out: &mut BytesMut, name: Option<&str>, data: &str) {
@@ -303,21 +278,6 @@ mod tests {
                 assert_eq!(raw, text.as_bytes());
             }
         }
-    }
-
-    #[test]
-    fn a_stop_without_events_keeps_the_chunk_and_says_content_filter() {
-        let chunk = r#"{"id":"c","choices":[{"index":0,"delta":{"content":"bad"},"finish_reason":null}]}"#;
-        let last = last_events(Vec::new(), chunk);
-        assert_eq!(
-            last,
-            [(
-                None,
-                r#"{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"content_filter"}]}"#
-                    .to_owned()
-            )]
-        );
-        assert!(last_events(Vec::new(), "[DONE]").is_empty());
     }
 
     #[test]

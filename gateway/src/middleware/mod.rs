@@ -4,6 +4,7 @@
 //! empty list. `branchline-plugins` runs the modules; here is HTTP.
 
 mod body;
+mod ending;
 mod events;
 mod request;
 mod response;

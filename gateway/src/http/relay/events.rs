@@ -159,7 +159,7 @@ fn tells_failure(events: &[u8]) -> bool {
 }
 
 /// One event that says, in the family's own form, that the stream failed.
-pub(super) fn error_event(family: Family, error: &Error) -> Bytes {
+pub(crate) fn error_event(family: Family, error: &Error) -> Bytes {
     let body = ErrorBody::from(error).to_json();
     let (event, data) = match family {
         Family::Done | Family::Open => (None, String::from_utf8_lossy(&body).into_owned()),

@@ -7,7 +7,7 @@ use memchr::memchr2;
 
 /// How an API family says that a stream is complete, and how it says that it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
+pub(crate) enum Family {
     /// `data: [DONE]`: OpenAI chat and completions, SGLang generate.
     Done,
     /// `event: response.completed` and its like: OpenAI responses.
@@ -20,7 +20,7 @@ pub(super) enum Family {
 
 impl Family {
     /// The family of a path.
-    pub(super) fn of(path: &str) -> Self {
+    pub(crate) fn of(path: &str) -> Self {
         match path {
             "/v1/chat/completions" | "/v1/completions" | "/generate" => Self::Done,
             "/v1/responses" => Self::Responses,
