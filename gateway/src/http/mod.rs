@@ -46,8 +46,8 @@ use crate::middleware::Middleware;
 
 pub use answer::{Refusal, json, refuse};
 pub(crate) use answer::{is_anthropic, shape};
-pub(crate) use relay::{Family, error_event};
 pub use explain::{Asked, Called, Explanations};
+pub(crate) use relay::{Family, error_event};
 pub use responses::ResponseStore;
 pub use scrape::Shown;
 

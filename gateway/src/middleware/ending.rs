@@ -151,7 +151,10 @@ mod tests {
         let (name, data) = ending.mark(&[]).expect("an end");
         assert_eq!(name.as_deref(), Some("response.incomplete"));
         let data: Value = serde_json::from_str(&data).expect("JSON");
-        assert_eq!((&data["response"]["id"], &data["response"]["status"]), (&json!("resp_1"), &json!("incomplete")));
+        assert_eq!(
+            (&data["response"]["id"], &data["response"]["status"]),
+            (&json!("resp_1"), &json!("incomplete"))
+        );
         assert_eq!(data["response"]["incomplete_details"]["reason"], "content_filter");
         assert_eq!(ending.mark(&[(Some("response.failed".to_owned()), "{}".to_owned())]), None);
     }

@@ -150,7 +150,8 @@ mod tests {
     #[test]
     fn who_was_not_picked_is_left_out_once_and_who_was_filtered_for_good() {
         let plan = Plan { never: vec![WorkerId(1)], not_first: vec![WorkerId(2)] };
-        let left_out = |tried: &[WorkerId]| plan.choose(tried, |exclude| Ok(exclude.to_vec())).expect("chosen");
+        let left_out =
+            |tried: &[WorkerId]| plan.choose(tried, |exclude| Ok(exclude.to_vec())).expect("chosen");
         assert_eq!(left_out(&[]), [WorkerId(1), WorkerId(2)]);
         assert_eq!(left_out(&[WorkerId(3)]), [WorkerId(3), WorkerId(1)]);
     }

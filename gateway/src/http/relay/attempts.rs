@@ -197,9 +197,9 @@ impl Attempts<'_> {
 
     fn choose(&self, tried: &[WorkerId]) -> Result<Chosen> {
         let model = self.found.model.as_deref();
-        let choice = self.plan.choose(tried, |exclude| {
-            self.app.fleet.choose(model, &RouteQuery { exclude, ..self.query() })
-        })?;
+        let choice = self
+            .plan
+            .choose(tried, |exclude| self.app.fleet.choose(model, &RouteQuery { exclude, ..self.query() }))?;
         let Choice { worker, guard, decision, .. } = choice;
         let tag = self.head.headers.get("x-request-id").and_then(|id| id.to_str().ok());
         if let Some(id) = self.found.rid.as_deref().or(tag) {
