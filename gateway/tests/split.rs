@@ -95,7 +95,7 @@ async fn a_list_of_prompts_gets_a_room_each() {
     let sent = json!({"model": "m", "text": ["one", "two", "three"]}).to_string();
     assert_eq!(gateway.post("/generate", &sent).await.status, 200);
     let told = body(&decode.record().seen[0]);
-    assert_eq!(told["bootstrap_host"], json!(["127.0.0.1"; 3]));
+    assert_eq!(told["bootstrap_host"], json!(vec!["127.0.0.1"; 3]));
     let rooms = told["bootstrap_room"].as_array().expect("a list");
     assert!(rooms.len() == 3 && rooms[0] != rooms[1] && rooms[1] != rooms[2]);
     assert_eq!(told["rid"].as_array().map(Vec::len), Some(3));

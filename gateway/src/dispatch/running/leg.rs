@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
-use branchline_worker::{
-    Choice, DeltaStream, PairChoice, RouteQuery, SubmitOptions, Watch, Worker, proto,
-};
+use branchline_worker::{Choice, DeltaStream, PairChoice, RouteQuery, SubmitOptions, Watch, Worker, proto};
 
 use super::emitted::Emitted;
 use super::half::Half;
@@ -61,8 +59,7 @@ impl Leg {
         let query = RouteQuery { exclude, ..job.query(&job.tokens) };
         let model = Some(job.model.name.as_str());
         // Middleware that chose among the workers chose one that serves alone.
-        let splits = job.plan.is_free()
-            && job.may_be_split() && app.fleet.may_split(model, &query);
+        let splits = job.plan.is_free() && job.may_be_split() && app.fleet.may_split(model, &query);
         if splits {
             let bypass = app.options.pd_bypass_tokens as u64;
             match app.fleet.choose_pair(model, &query) {
