@@ -123,7 +123,7 @@ async fn a_budget_without_reasoning_is_refused_by_name() {
         body["model"] = "fake".into();
         body["messages"] = json!([{"role": "user", "content": "x"}]);
         let answer = gateway.post("/v1/chat/completions", &body.to_string()).await;
-        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["param"]), (400, &json!(field)));
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)));
     }
 }
 
