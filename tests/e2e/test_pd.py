@@ -110,10 +110,10 @@ def test_a_short_prompt_and_one_that_is_cached_already_are_not_split(split: Spli
     split.generate(ids_of(71, 20), sampling_params={"max_new_tokens": 4})
     assert split.ways()["bypass"] == before["bypass"] + 1
     long = ids_of(72, 200)
-    split.generate(long, sampling_params={"max_new_tokens": 4})
-    split.generate(long, sampling_params={"max_new_tokens": 4})
+    for _ in range(3):  # at the latest once both decode workers have had it
+        split.generate(long, sampling_params={"max_new_tokens": 4})
     after = split.ways()
-    assert (after["pair"], after["bypass"]) == (before["pair"] + 1, before["bypass"] + 2)
+    assert after["pair"] > before["pair"] and after["bypass"] > before["bypass"] + 1
 
 
 def test_logprobs_of_the_prompt_are_those_of_one_engine(split: Split, alone: Stack) -> None:
