@@ -216,6 +216,7 @@ mod tests {
                 weight_version: "v",
                 lease: None,
                 logprobs: Some(&lists),
+                grammar_info: None,
             },
             index: None,
         };
