@@ -78,7 +78,7 @@ async fn bad_registrations_name_their_field() {
     for (body, words) in [
         (r#"{}"#, "url"),
         (r#"{"url":"http://a:1","colour":"red"}"#, "colour"),
-        (r#"{"url":"http://a:1","worker_type":"prefill"}"#, "worker_type"),
+        (r#"{"url":"http://a:1","worker_type":"encode"}"#, "worker_type"),
         (r#"{"url":"http://a:1","connection_mode":"grpc"}"#, "connection_mode"),
         (r#"{"url":"just-a-host"}"#, "port"),
         (r#"{"url":"169.254.169.254:80"}"#, "no worker can be"),

@@ -168,8 +168,10 @@ async fn pd_decode_unreachable_sets_the_prefill_half_free_and_tries_another_with
 
 #[tokio::test]
 async fn pd_open_breaker_sends_no_half_and_one_probe_goes_to_the_pair() {
-    let (prefill, decode) =
-        (worker(|_| answer(200, &json!({}))).await, worker(|_| answer(200, &text("yes"))).await);
+    let prefill = worker(|_| answer(200, &json!({}))).await;
+    // As a real one, it has nothing to say before the pages have come.
+    let decode =
+        worker(|_| vec![Step::Pause(Duration::from_millis(100)), answer(200, &text("yes")).remove(0)]).await;
     let halves = [spec(&prefill, "prefill", "sglang"), spec(&decode, "decode", "sglang")];
     let given = [("breaker_failures", "1"), ("breaker_open", "300ms"), ("breaker_successes", "1")];
     let gateway = gateway(&halves, &given).await;

@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn a_decode_worker_that_has_the_pages_already_is_worth_a_little_load() {
         let prefill = [candidate(4000, 0)];
-        assert_eq!(chosen(&prefill, &[candidate(0, 2), candidate(4000, 0)]), (0, 0));
+        assert_eq!(chosen(&prefill, &[candidate(0, 1), candidate(4000, 0)]), (0, 0));
         assert_eq!(chosen(&prefill, &[candidate(0, 9), candidate(4000, 0)]), (0, 1));
     }
 

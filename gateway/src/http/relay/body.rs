@@ -228,7 +228,12 @@ pub(super) struct Plain {
 
 impl Plain {
     pub(super) fn new(upstream: Upstream) -> Self {
-        let hint = upstream.inner.as_ref().map(Body::size_hint).unwrap_or_default();
+        let mut hint = upstream.inner.as_ref().map(Body::size_hint).unwrap_or_default();
+        let unread = upstream.unread.as_ref().map_or(0, Bytes::len) as u64;
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper + unread);
+        }
+        hint.set_lower(hint.lower() + unread);
         Self { upstream, hint }
     }
 }
@@ -251,7 +256,7 @@ impl Body for Plain {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.upstream.inner.as_ref().is_none_or(Body::is_end_stream)
+        self.upstream.unread.is_none() && self.upstream.inner.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
