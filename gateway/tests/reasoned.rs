@@ -39,7 +39,7 @@ fn with(more: &Value) -> Value {
 }
 
 fn asked(engine: &FakeEngine) -> proto::Grammar {
-    engine.submits()[0].request.clone().unwrap().grammar.unwrap()
+    engine.submits()[0].request.clone().expect("a request").grammar.expect("a constraint")
 }
 
 #[tokio::test]

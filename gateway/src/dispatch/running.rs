@@ -27,6 +27,9 @@ use emitted::Emitted;
 use half::Fault;
 use leg::{Chosen, Leg};
 
+/// Which leg something came of, and what.
+type Arrival = (usize, std::result::Result<Piece, (Fault, Error)>);
+
 /// What a client is told to wait if nobody knows better.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -337,10 +340,7 @@ impl Running {
     }
 
     /// The next piece of any leg, or the leg that broke and why.
-    fn poll_legs(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<(usize, std::result::Result<Piece, (Fault, Error)>)> {
+    fn poll_legs(&mut self, cx: &mut Context<'_>) -> Poll<Arrival> {
         for at in 0..self.legs.len() {
             let leg = &mut self.legs[at];
             if let Some(half) = &mut leg.half

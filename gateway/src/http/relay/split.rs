@@ -4,6 +4,8 @@
 //! answer telling the second where the pages are. One half's end ends both; only the half at fault is charged; the
 //! pair is tried whole on others until the first byte of the answer.
 
+#![allow(clippy::result_large_err, reason = "an answer to tell, moved once a request")]
+
 use std::sync::Arc;
 use std::time::Duration;
 
