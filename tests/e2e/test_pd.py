@@ -16,7 +16,7 @@ from .stack import MODEL, Engine, Gateway, Stack, metric, wait_until
 from .test_cases_logprobs_cache import ids_of
 from .tiny import TinyModels
 
-PAGES = ("--max-total-tokens", "8192")
+PAGES = ("--max-total-tokens", "8192", "--kv-transfer-timeout", "5")
 WAYS = "branchline_router_pd_requests_total"
 PROMPT = ids_of(41, 300)
 SAMPLING: dict[str, dict[str, Any]] = {
