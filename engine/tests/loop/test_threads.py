@@ -255,7 +255,7 @@ def test_whoever_asks_for_something_is_answered_whatever_fails_before(monkeypatc
 
     engine.loop._thread = threading.Thread(target=engine.loop._main, daemon=True)  # started when the inbox is full
     engine.submit("a", ids(5), max_tokens=3)
-    engine.loop._post(raising)
+    engine.loop.post(raising)
     monkeypatch.setattr(engine.loop._leases, "expire", broken)
     flushed: list[int] = []
     caller = threading.Thread(target=lambda: flushed.append(engine.loop.flush()), daemon=True)
