@@ -184,7 +184,8 @@ def test_token_of_the_engine_is_asked_for(tiny: TinyModels) -> None:
         ("truncated", ("truncated",)),
         ("not a model", ("GGUF",)),
         ("empty folder", ("config.json",)),
-        ("unsupported architecture", ("MambaForCausalLM", "LlamaForCausalLM")),
+        ("unsupported architecture", ("NoneSuchForCausalLM", "LlamaForCausalLM")),
+        ("another architecture's weights", ("MambaForCausalLM", "missing", "config.json")),
         ("pickle only", ("safetensors",)),
         ("no package", ("llm-nothing", "pip install")),
     ],
@@ -200,6 +201,8 @@ def test_models_that_cannot_be_loaded(tmp_path: Path, tiny: TinyModels, kind: st
     elif kind == "empty folder":
         model = str(tmp_path)
     elif kind == "unsupported architecture":
+        model = str(tiny.llama("none", config={"architectures": ["NoneSuchForCausalLM"], "model_type": "nonesuch"}))
+    elif kind == "another architecture's weights":
         model = str(tiny.llama("mamba", config={"architectures": ["MambaForCausalLM"], "model_type": "mamba"}))
     elif kind == "pickle only":
         model = str(tiny.llama("pickle", save=lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x") and None))

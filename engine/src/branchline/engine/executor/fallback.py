@@ -115,11 +115,18 @@ def build_executor(
     target = _device(device)
     kind = _dtype(dtype, target)
     try:
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            model.path, dtype=kind, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        factory: Any = transformers.AutoModelForCausalLM
+        loaded, report = factory.from_pretrained(
+            model.path,
+            dtype=kind,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise LoadError(f"transformers can't load {model.path}: {error}", field="model") from error
+    _refuse_invented(report, model)
     logger.warning(
         "%s runs by transformers: every step computes whole contexts, which is slow", model.spec.architecture
     )
@@ -131,3 +138,15 @@ def build_executor(
         page_size=page_size,
         numerics_id=hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16],
     )
+
+
+def _refuse_invented(report: dict[str, Any], model: LoadedModel) -> None:
+    """transformers gives weights that the checkpoint lacks random values and goes on."""
+    mismatched = [name if isinstance(name, str) else name[0] for name in report["mismatched_keys"]]
+    absent = sorted({*report["missing_keys"], *mismatched})
+    if absent:
+        raise LoadError(
+            f"the checkpoint in {model.path} is not one of {model.spec.architecture}: {len(absent)} of its weights are "
+            f"missing or of another shape, first {absent[0]!r}; check 'architectures' in config.json",
+            field="model",
+        )
