@@ -39,6 +39,8 @@ def test_every_series_is_served_and_counts_what_ran() -> None:
         engine.run(f"r{number}", list(range(20)), max_tokens=6, ignore_eos=True)
     found = served(engine, metrics)
     for row in TABLE:
+        if row.name.startswith("hook_"):  # told once a hook is registered
+            continue
         name = f"branchline_engine_{row.name}"
         assert any(key.startswith(name) for key in found), row.name
     value = {key.removeprefix("branchline_engine_"): number for key, number in found.items()}
