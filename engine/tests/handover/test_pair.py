@@ -30,7 +30,8 @@ async def pair(**options: Any) -> AsyncIterator[tuple[Served, Served]]:
         served(**{"model": changed(role="decode"), **given["decode"]}) as decode,
     ):
         yield prefill, decode
-        await prefill.idle()
+        # A room that nobody came to holds its pages until it expires, after 30 s.
+        await prefill.idle(45.0)
         await decode.idle()
 
 

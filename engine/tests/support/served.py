@@ -88,10 +88,11 @@ class Served:
         self.channel: Any = None
         self.stub: Any = None
 
-    async def idle(self) -> None:
+    async def idle(self, limit_s: float = 20.0) -> None:
         """Wait until nothing is left running or waiting; then no page may be held."""
         await until(
-            lambda: (lambda s: s.running == s.waiting == s.pages_protected == s.pages_private == 0)(self.loop.stats())
+            lambda: (lambda s: s.running == s.waiting == s.pages_protected == s.pages_private == 0)(self.loop.stats()),
+            limit_s,
         )
         await asyncio.to_thread(self.loop.audit)
 
