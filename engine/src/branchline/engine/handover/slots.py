@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import struct
+from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ RECEIVING = 8  # transfers at one time
 _PLACE = struct.Struct("<QQ")  # address, bytes
 
 
-class SlotTransfer:
+class SlotTransfer(ABC):
     """KvTransferBackend but for registering and reading."""
 
     api_version = 1
@@ -37,13 +38,13 @@ class SlotTransfer:
         for slot in range(RECEIVING):
             self._landing.put(slot)
 
+    @abstractmethod
     def _register(self, address: int, size: int) -> None:
         """Let peers read this memory. Raises LoadError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read(self, peer: str, local: int, remote: int, size: int) -> None:
         """Read a peer's memory. Raises TransferFailed."""
-        raise NotImplementedError
 
     def hold(self, data: bytes) -> bytes | None:
         """Copy into a free slot; where it lies. None if all are taken."""
