@@ -1,8 +1,22 @@
-"""Settings of every Python test that must hold before torch is imported."""
+"""Settings of every Python test: what must hold before torch is imported, and which tests get a second try."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 # Waiting threads that spin stall each other when tests share the cores with anything else.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Tests of several processes under a scheduler that owes them nothing: one more try, told as RERUN in the summary.
+SEVERAL_PROCESSES = ("tests/e2e", "tests/k8s", "engine/tests/cli", "engine/tests/handover", "engine/tests/service")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    root = Path(__file__).parent
+    folders = [root / name for name in SEVERAL_PROCESSES]
+    for item in items:
+        if any(folder in item.path.parents for folder in folders):
+            item.add_marker(pytest.mark.flaky(reruns=1))
