@@ -77,6 +77,10 @@ def test_what_is_not_enforced_is_refused_with_keyword_and_pointer(schema: Any, k
         ({"anyOf": [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}}], "type": "object",
           "unevaluatedProperties": False}, [{"a": 1}, {"b": 1}, {}], [{"c": 1}, {"a": 1, "c": 1}]),
         ({"type": "object", "propertyNames": {"maxLength": 1}}, [{"a": 1}], [{"ab": 1}]),
+        ({"type": "string", "format": "ipv6"}, ["::", "::1", "1:2:3:4:5:6:7:8", "a::b:1.2.3.4"],
+         ["", "1", ":::", "1::2::3", "1:2:3:4:5:6:7:8:9", "1:2:3:4:5:6:7", "::12345", "::1.2.3.256", "fe80::1%eth0"]),
+        ({"type": "string", "format": "hostname"}, ["a", "example.com", "a-b.c-1.org"],
+         ["", ".", "-a", "a-", "a..b", "a_b", "a.b.", "a b", "x" * 64, "é.com"]),
         ({"enum": ["é", 'a"', 1.0, None, [True]]}, ["é", 'a"', 1, None, [True]], ["e", 2, [1], False]),
     ],
 )  # fmt: skip
@@ -98,7 +102,7 @@ def test_no_prefix_leads_into_a_dead_end() -> None:
 @pytest.mark.parametrize(("folder", "dialect"), [("draft2020-12", "2020-12"), ("draft7", "draft7")])
 def test_json_schemas_own_tests_hold_the_ratchet(folder: str, dialect: str) -> None:
     assert SUITE is not None
-    score = run(SUITE / "data/jsonschema/suite" / folder, dialect)
+    score = run(SUITE / "data/jsonschema/suite" / folder, dialect, boxed=False)
     assert score.wrongly_accepted == []
     assert len(score.wrongly_refused) <= RATCHET[folder]["wrongly_refused"], score.wrongly_refused
     assert score.declined <= RATCHET[folder]["declined"]
