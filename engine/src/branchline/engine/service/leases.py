@@ -14,16 +14,12 @@ from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.validate import check_tenant, check_ttl
 
 
-async def acquire(
-    host: attach.Host, request: pb.AcquireLeaseRequest, peer: str, page_size: int
-) -> pb.AcquireLeaseResponse:
-    """Plant and hold the prefix's whole pages: what stands in a part page can't be held, so it isn't computed. Raises
-    what Generate raises; a prefix below one page is left to its refusal."""
+async def acquire(host: attach.Host, request: pb.AcquireLeaseRequest, peer: str) -> pb.AcquireLeaseResponse:
+    """Plant and hold. Raises what Generate raises."""
     check_ttl(request.ttl_ms, "ttl_ms")
-    whole = len(request.token_ids) // page_size * page_size or len(request.token_ids)
     message = pb.GenerateRequest(
         request_id=request.request_id,
-        token_ids=request.token_ids[:whole],
+        token_ids=request.token_ids,
         sampling=pb.SamplingParams(max_tokens=0),
         lease=pb.Lease(acquire_ttl_ms=request.ttl_ms, tenant=request.tenant),
     )

@@ -109,8 +109,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
 
     async def AcquireLease(self, request: pb.AcquireLeaseRequest, context: Context) -> pb.AcquireLeaseResponse:
         """Compute a prefix if need be and hold it."""
-        planted = leases.acquire(self, request, context.peer(), self._model.page_size)
-        return await self._answered(request, context, planted)
+        return await self._answered(request, context, leases.acquire(self, request, context.peer()))
 
     async def RenewLease(self, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseResponse:
         """Let a lease end later, or earlier."""
