@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Waiting threads that spin stall each other when tests share the cores with anything else.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# How long one example takes says nothing on a machine that others share.
+hypothesis.settings.register_profile("shared", deadline=None)
+hypothesis.settings.load_profile("shared")
 
 # Tests of several processes under a scheduler that owes them nothing: one more try, told as RERUN in the summary.
 SEVERAL_PROCESSES = ("tests/e2e", "tests/k8s", "engine/tests/cli", "engine/tests/handover", "engine/tests/service")

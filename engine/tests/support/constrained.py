@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -63,10 +64,11 @@ class Constrained(Engine):
         super().__init__(grammars=self.manager, **options)
 
     def settle(self) -> None:
-        """Wait until the manager's threads have nothing left to say."""
+        """Wait until both of the manager's threads are through with what they had, and with what that asked for."""
         for _ in range(4):
-            self.manager._loader.submit(int).result(20)
-            self.manager._loader.submit(int).result(20)
+            meeting = threading.Barrier(2)
+            for there in [self.manager._loader.submit(meeting.wait, 60) for _ in range(2)]:
+                there.result(60)
 
 
 def ask(text: str, kind: GrammarKind = GrammarKind.REGEX) -> GrammarAsk:

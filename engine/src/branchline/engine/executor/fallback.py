@@ -14,16 +14,14 @@ from typing import Any
 import torch
 
 from branchline.engine.errors import InternalError, LoadError
-from branchline.engine.executor.pytorch import _device, _dtype
+from branchline.engine.executor.on_torch import SamplesOnTorch, device_of, dtype_of
 from branchline.engine.model.source import LoadedModel
-from branchline.engine.sampling import sampler
-from branchline.engine.sampling.penalties import PenaltyState, penalty_state
-from branchline.engine.types import ForwardBatch, RowPlan, RowResult, SamplingParams
+from branchline.engine.types import ForwardBatch
 
 logger = logging.getLogger(__name__)
 
 
-class TransformersExecutor:
+class TransformersExecutor(SamplesOnTorch):
     """Executor; see `branchline.engine.types.Executor` for the contract. `model` maps ids [1, L] to logits."""
 
     api_version = 1
@@ -67,21 +65,6 @@ class TransformersExecutor:
         logits: torch.Tensor = answer.logits[0, :, : self.vocab_size].float()
         return logits
 
-    def sample(self, logits: object, plans: list[RowPlan]) -> list[RowResult]:
-        """Answer each plan, in order; a bad row gets its own error."""
-        assert isinstance(logits, torch.Tensor), "logits come from run"
-        with torch.inference_mode():
-            return sampler.sample(logits, plans)
-
-    def penalty_state(self, prompt: tuple[int, ...], params: SamplingParams) -> object | None:
-        """State for a sequence's penalties, or None if `params` has none."""
-        return penalty_state(prompt, params)
-
-    def observe(self, state: object, token_id: int) -> None:
-        """Count one generated token in a penalty state."""
-        assert isinstance(state, PenaltyState), "states come from penalty_state"
-        state.observe(token_id)
-
     def close(self) -> None:
         """Drop the weights; idempotent."""
         self._model = None
@@ -112,8 +95,8 @@ def build_executor(
         ) from None
     if threads is not None:
         torch.set_num_threads(threads)
-    target = _device(device)
-    kind = _dtype(dtype, target)
+    target = device_of(device)
+    kind = dtype_of(dtype, target)
     try:
         factory: Any = transformers.AutoModelForCausalLM
         loaded, report = factory.from_pretrained(

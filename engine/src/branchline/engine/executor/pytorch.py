@@ -14,20 +14,16 @@ import torch
 from branchline.engine.attention.base import AttentionBackend, AttentionShape
 from branchline.engine.errors import InternalError, LoadError
 from branchline.engine.executor.decoder import Decoder
+from branchline.engine.executor.on_torch import SamplesOnTorch, device_of, dtype_of
 from branchline.engine.executor.weights import load_weights
 from branchline.engine.model.source import LoadedModel
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization.base import QuantizationMethod
-from branchline.engine.sampling import sampler
-from branchline.engine.sampling.penalties import PenaltyState, penalty_state
-from branchline.engine.types import ForwardBatch, PageMove, RowPlan, RowResult, SamplingParams
+from branchline.engine.types import ForwardBatch, PageMove
 from branchline.registry import attention_backends
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-
-class TorchExecutor:
+class TorchExecutor(SamplesOnTorch):
     """Executor on torch; see `branchline.engine.types.Executor` for the contract."""
 
     api_version = 1
@@ -50,21 +46,6 @@ class TorchExecutor:
     def hidden(self) -> object:
         """The normed last hidden states [R, hidden] of the latest logits rows, for speculative heads."""
         return self.decoder.hidden
-
-    def sample(self, logits: object, plans: list[RowPlan]) -> list[RowResult]:
-        """Answer each plan, in order; a bad row gets its own error."""
-        assert isinstance(logits, torch.Tensor), "logits come from run"
-        with torch.inference_mode():
-            return sampler.sample(logits, plans)
-
-    def penalty_state(self, prompt: tuple[int, ...], params: SamplingParams) -> object | None:
-        """State for a sequence's penalties, or None if `params` has none."""
-        return penalty_state(prompt, params)
-
-    def observe(self, state: object, token_id: int) -> None:
-        """Count one generated token in a penalty state."""
-        assert isinstance(state, PenaltyState), "states come from penalty_state"
-        state.observe(token_id)
 
     @property
     def page_bytes(self) -> int:
@@ -145,8 +126,8 @@ def build_executor(
     `dtype` is float32, bfloat16, float16 or auto (float32 on a CPU, else bfloat16). Raises LoadError for an
     unknown device or dtype, faulty weights, or a pool that does not fit.
     """
-    target = _device(device)
-    kind = _dtype(dtype, target)
+    target = device_of(device)
+    kind = dtype_of(dtype, target)
     if threads is not None:
         torch.set_num_threads(threads)
     spec = model.spec
@@ -196,26 +177,3 @@ def _window(spec: ModelSpec) -> int | None:
     """The window, unless no sequence can be longer than it."""
     window = spec.sliding_window
     return window if window is not None and window < spec.context_length else None
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise LoadError(f"device {name!r} is unknown; use cpu, cuda or cuda:N", field="device") from None
-    if device.type not in ("cpu", "cuda"):
-        raise LoadError(f"device {name!r} is not supported; use cpu, cuda or cuda:N", field="device")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise LoadError(f"device {name!r} is not available: torch finds no usable GPU; use cpu", field="device")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise LoadError(f"device {name!r} does not exist: torch finds {torch.cuda.device_count()} GPUs", field="device")
-    return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    full = _SHORT.get(name, name)
-    if full not in DTYPES:
-        raise LoadError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}", field="dtype")
-    return DTYPES[full]
