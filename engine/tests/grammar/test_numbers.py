@@ -59,6 +59,9 @@ def test_bounds_and_steps_that_leave_nothing_are_known_to() -> None:
         (("min", Fraction(1), True), ("max", Fraction(1), False)),
         (("int", True), ("min", Fraction(1), True), ("max", Fraction(2), True)),
         (("mult", Fraction(1), True), ("int", False)),
+        (("mult", Fraction(1), False), ("int", True)),
+        (("int", False), ("int", True)),
+        (("int", True), ("mult", Fraction(2), True), ("int", False)),
         (("in", (Fraction(3),)), ("max", Fraction(2), False)),
     ]
     assert [numbers.gather(clause).is_empty for clause in clauses] == [True] * len(clauses)

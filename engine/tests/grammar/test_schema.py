@@ -77,6 +77,8 @@ def test_what_is_not_enforced_is_refused_with_keyword_and_pointer(schema: Any, k
         ({"anyOf": [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}}], "type": "object",
           "unevaluatedProperties": False}, [{"a": 1}, {"b": 1}, {}], [{"c": 1}, {"a": 1, "c": 1}]),
         ({"type": "object", "propertyNames": {"maxLength": 1}}, [{"a": 1}], [{"ab": 1}]),
+        ({"type": "integer", "not": {"minimum": 1, "multipleOf": 1}}, [0, -3], [1, 5, 1.5]),
+        ({"type": ["integer", "string"], "not": {"type": "integer"}}, ["a"], [1, 1.5]),
         ({"type": "string", "format": "ipv6"}, ["::", "::1", "1:2:3:4:5:6:7:8", "a::b:1.2.3.4"],
          ["", "1", ":::", "1::2::3", "1:2:3:4:5:6:7:8:9", "1:2:3:4:5:6:7", "::12345", "::1.2.3.256", "fe80::1%eth0"]),
         ({"type": "string", "format": "hostname"}, ["a", "example.com", "a-b.c-1.org"],

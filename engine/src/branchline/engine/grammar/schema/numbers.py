@@ -67,6 +67,7 @@ def gather(clause: Clause) -> Numbers:  # noqa: C901 - one case an atom
     """The atoms of a number clause as one demand; listed if that is finite and short."""
     found = Numbers()
     listed: list[tuple[Fraction, ...]] = []
+    wholes: set[bool] = set()
     for atom in clause:
         match atom:
             case ("min", bound, is_open):
@@ -76,12 +77,12 @@ def gather(clause: Clause) -> Numbers:  # noqa: C901 - one case an atom
                 if found.high is None or bound < found.high or (bound == found.high and is_open):
                     found.high, found.high_open = bound, is_open
             case ("int", whole):
-                found.whole = whole
+                wholes.add(whole)
             case ("mult", step, True):
                 found.step = step if found.step is None else _common(found.step, step)
             case ("mult", step, False):
                 if step == INTEGRAL:
-                    found.whole = False
+                    wholes.add(False)
                 else:
                     found.not_steps.append(step)
             case ("in", values):
@@ -89,10 +90,11 @@ def gather(clause: Clause) -> Numbers:  # noqa: C901 - one case an atom
             case ("notin", values):
                 found.not_values.update(values)
     if found.step is not None and found.step.denominator == 1:
-        if found.whole is False:
-            found.values = []
-            return found
-        found.whole = True
+        wholes.add(True)
+    if len(wholes) == 2:  # whole and not whole: nothing is
+        found.values = []
+        return found
+    found.whole = next(iter(wholes), None)
     if found.whole:
         found.step = INTEGRAL if found.step is None else _common(found.step, INTEGRAL)
     if listed:
