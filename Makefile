@@ -22,7 +22,7 @@ setup-dev: ## the same, and what tests and lint need
 serve: setup ## runs the gateway and one engine on 127.0.0.1:8080 (MODEL=… PORT=…)
 	@exec .venv/bin/branchline serve $(MODEL) --port $(PORT)
 
-test: setup-dev ## every test
+test: setup-dev k8s-tools ## every test
 	$(call STAGE,Rust tests)
 	@cargo test --release --locked --workspace -q
 	$(call STAGE,Python tests)
@@ -57,12 +57,17 @@ lint: setup-dev ## formatting, lints, types, import walls, generated files, shap
 	@$(PY) scripts/gen_proto.py --check
 	@$(PY) scripts/gen_registry.py --check
 	@$(PY) scripts/gen_docs.py --check
+	@$(PY) scripts/gen_k8s.py --check
 	@$(PY) scripts/shape.py
 
 gen: setup-dev ## regenerates stubs and reference pages
 	@$(PY) scripts/gen_proto.py
 	@$(PY) scripts/gen_registry.py
 	@$(PY) scripts/gen_docs.py
+	@$(PY) scripts/gen_k8s.py
+
+k8s-tools: ## builds what tests of Kubernetes run, once (needs Go; without it those tests are skipped in words)
+	@scripts/k8s/helm.sh >/dev/null || test $$? = 3
 
 wheels: setup-dev ## builds both wheels into target/wheels
 	@scripts/wheels.sh
@@ -75,4 +80,4 @@ ci: lint test ## what .ci/run does
 clean: ## removes build products, not the package caches
 	@rm -rf target .venv engine/src/branchline/_native.abi3.so
 
-.PHONY: help setup setup-dev serve test test-fast test-wasm soak fmt lint gen wheels bench ci clean
+.PHONY: help setup setup-dev serve test test-fast test-wasm soak fmt lint gen k8s-tools wheels bench ci clean

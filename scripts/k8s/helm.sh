@@ -21,7 +21,11 @@ if [ ! -x "$helm" ]; then
   start=$SECONDS
   say "building helm (about 2 minutes on 2 idle cores, once)"
   # The version that it reports is not set, so it must be told the cluster's where it can't ask (--kube-version).
-  CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local nice -n 10 go build -p 2 -trimpath -ldflags "-s -w" -o "$helm.new" helm.sh/helm/v3/cmd/helm
+  export CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local
+  if ! nice -n 10 go build -p 2 -trimpath -ldflags "-s -w" -o "$helm.new" helm.sh/helm/v3/cmd/helm >&2; then
+    say "helm could not be built: tests of the chart are skipped"
+    exit 3
+  fi
   mv "$helm.new" "$helm"
   say "built helm in $((SECONDS - start)) s"
 fi

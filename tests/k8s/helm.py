@@ -5,6 +5,8 @@ Owns the command line. Must not know what the chart holds.
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import subprocess
 from dataclasses import dataclass
@@ -42,8 +44,8 @@ class Helm:
         )
 
     def objects(self, *words: str | Path) -> list[dict[str, Any]]:
-        """What is rendered, parsed."""
-        return [one for one in yaml.safe_load_all(self.template(*words).stdout) if one]
+        """What is rendered, parsed; the same words are rendered once."""
+        return copy.deepcopy(rendered(self, words))
 
     def refusal(self, values: Any, folder: Path) -> str:
         """What helm says to values that must be refused."""
@@ -52,6 +54,12 @@ class Helm:
         done = self.template("-f", file, check=False)
         assert done.returncode != 0, f"{values} was taken"
         return done.stderr
+
+
+@functools.cache
+def rendered(helm: Helm, words: tuple[str | Path, ...]) -> list[dict[str, Any]]:
+    """Objects of one rendering. Not to be changed: it is shared."""
+    return [one for one in yaml.safe_load_all(helm.template(*words).stdout) if one]
 
 
 def find() -> Helm:

@@ -170,7 +170,8 @@ def test_a_new_option_rolls_the_pods_and_the_same_ones_do_not(helm: Helm) -> Non
         found: str = made["spec"]["template"]["metadata"]["annotations"]["branchline.dev/options"]
         return found
 
-    assert annotation() == annotation()
+    again = ("--set", "gateway.replicas=3")
+    assert annotation() == annotation(*again)
     assert annotation() != annotation("--set", "gateway.options.policy=random")
 
 
