@@ -57,14 +57,12 @@ lint: setup-dev ## formatting, lints, types, import walls, generated files, shap
 	@$(PY) scripts/gen_proto.py --check
 	@$(PY) scripts/gen_registry.py --check
 	@$(PY) scripts/gen_docs.py --check
-	@$(PY) scripts/gen_k8s.py --check
 	@$(PY) scripts/shape.py
 
 gen: setup-dev ## regenerates stubs and reference pages
 	@$(PY) scripts/gen_proto.py
 	@$(PY) scripts/gen_registry.py
 	@$(PY) scripts/gen_docs.py
-	@$(PY) scripts/gen_k8s.py
 
 k8s-tools: ## builds what tests of Kubernetes run, once (needs Go; without it those tests are skipped in words)
 	@scripts/k8s/helm.sh >/dev/null || test $$? = 3

@@ -1,4 +1,4 @@
-"""Generates docs/reference and the router's Python options from the option tables.
+"""Generates docs/reference, the router's Python options and the Helm chart's schema from the option tables.
 
 With --check it only says whether the committed pages are current.
 """
@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "engine" / "src"))
+sys.path[:0] = [str(ROOT / "engine" / "src"), str(ROOT)]
 
 from branchline.cli.serve import ServeConfig  # noqa: E402
 from branchline.engine.config import EngineConfig  # noqa: E402
 from branchline.engine.options import markdown  # noqa: E402
 from branchline.engine.service import metrics  # noqa: E402
+
+from scripts import gen_k8s  # noqa: E402
 
 OUT = ROOT / "docs" / "reference"
 ROUTER = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "branchline-router"
@@ -46,11 +48,16 @@ def router_page(name: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Committed files and what they should hold."""
-    return {
-        OUT / "engine-options.md": markdown(EngineConfig, "Engine options", ENGINE),
-        OUT / "engine-metrics.md": metrics.markdown(),
-        OUT / "serve-options.md": markdown(ServeConfig, "Options of branchline serve", SERVE),
-    } | {path: router_page(name) for name, path in ROUTER_PAGES.items()}
+    chart = gen_k8s.files(router_page("options"))
+    return (
+        chart
+        | {
+            OUT / "engine-options.md": markdown(EngineConfig, "Engine options", ENGINE),
+            OUT / "engine-metrics.md": metrics.markdown(),
+            OUT / "serve-options.md": markdown(ServeConfig, "Options of branchline serve", SERVE),
+        }
+        | {path: router_page(name) for name, path in ROUTER_PAGES.items()}
+    )
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """Generates the chart's values.schema.json and dashboard from the option and metric tables.
 
-Options keep one row each: those of the router come from docs/reference/router-options.md, those of engines from
-EngineConfig. With --check it only says whether the committed files are current. The rest of the schema stands here.
+Options keep one row each: those of the router come from its reference page, those of engines from EngineConfig. The
+rest of the schema stands here. scripts/gen_docs.py writes the files, beside the reference pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from branchline.engine.options import Option, table  # noqa: E402
 
 Schema = dict[str, Any]
 CHART = ROOT / "deploy" / "k8s" / "chart"
-ROUTER_PAGE = ROOT / "docs" / "reference" / "router-options.md"
 ROW = re.compile(r"^\| `([a-z-]+)` \| `\w+` \| (.+?) \| (none|`[^`]*`) \| (.+) \| ([\d.]+) \|$", re.M)
 DURATION = r"^(off|[0-9]+(\.[0-9]+)?(ms|s|m|min|h)?)$"
 SIZE = r"^[0-9]+(\.[0-9]+)?\s*([KMGT]i?B?|B)?$"
@@ -187,6 +186,8 @@ def values_schema(page: str) -> Schema:
         **closed(name=NAME, file={"type": "string", "pattern": r"^[\w.-]+\.wasm$"}, settings=ANY),
         "required": ["name", "file"],
     }
+    # Kubernetes itself is asked only by routers that have the option.
+    kinds = [*(["kubernetes"] if "service-discovery" in router_options(page) else []), "dns", "none"]
     whole = closed(
         **{"global": ANY},
         nameOverride=TEXT,
@@ -194,7 +195,7 @@ def values_schema(page: str) -> Schema:
         imagePullSecrets=ITEMS,
         commonLabels=WORDS,
         gateway=gateway(page),
-        discovery=closed(kind=choice("kubernetes", "dns", "none"), workers={"type": "array", "items": TEXT}),
+        discovery=closed(kind=choice(*kinds), workers={"type": "array", "items": TEXT}),
         auth=closed(insecure=FLAG, existingSecret=TEXT, extrasSecret=TEXT),
         workerToken=closed(existingSecret=TEXT),
         tls=closed(
@@ -318,21 +319,7 @@ def dashboard() -> Schema:
     }  # fmt: skip
 
 
-def main() -> int:
-    """Write or compare; 1 if a committed file is stale."""
-    page = ROUTER_PAGE.read_text("utf-8")
-    stale = 0
-    for name, content in (("values.schema.json", values_schema(page)), ("dashboard.json", dashboard())):
-        path, text = CHART / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        if path.is_file() and path.read_text("utf-8") == text:
-            continue
-        if "--check" in sys.argv:
-            print(f"{path.relative_to(ROOT)} is stale: run make gen", file=sys.stderr)
-            stale = 1
-        else:
-            path.write_text(text, "utf-8")
-    return stale
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files(page: str) -> dict[Path, str]:
+    """The chart's generated files and what they should hold, for the router's reference page `page`."""
+    made = {"values.schema.json": values_schema(page), "dashboard.json": dashboard()}
+    return {CHART / name: json.dumps(content, indent=1, ensure_ascii=False) + "\n" for name, content in made.items()}

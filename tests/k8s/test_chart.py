@@ -17,6 +17,7 @@ from branchline.engine.options import resolve
 
 from .helm import CHART, EXAMPLES, ROOT, VALUES, Helm, pick, pods
 
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 ALL = [*EXAMPLES, *sorted(VALUES.glob("*.yaml"))]
 BIN = ROOT / ".venv" / "bin"
 
@@ -132,15 +133,24 @@ def test_engines_take_the_files_that_are_rendered_for_them(helm: Helm, file: Pat
 
 
 def test_gateways_may_see_pods_of_their_namespace_and_nothing_else(helm: Helm) -> None:
+    if "kubernetes" not in SCHEMA["properties"]["discovery"]["properties"]["kind"]["enum"]:
+        pytest.skip("this router can't ask Kubernetes")
     objects = helm.objects("--set", "discovery.kind=kubernetes")
-    assert pick(objects, "Role")["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
-    ]
+    rules = pick(objects, "Role")["rules"]
+    assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     assert not [one for one in objects if one["kind"].startswith("ClusterRole")]
     mounts = {name: spec.get("automountServiceAccountToken") for name, spec in pods(objects).items()}
     assert [name for name, mounted in mounts.items() if mounted is not False] == ["Deployment/rel-branchline-gateway"]
-    objects = helm.objects("--set", "discovery.kind=dns")
+    options = tomllib.loads(pick(objects, "ConfigMap", "-gateway")["data"]["router.toml"])
+    labels = pick(objects, "Deployment", "-default")["spec"]["template"]["metadata"]["labels"]
+    assert options["service-discovery"] is True and options["service-discovery-namespace"] == "gw"
+    assert all(labels[pair.split("=")[0]] == pair.split("=")[1] for pair in options["selector"])
+
+
+def test_gateways_without_discovery_have_no_token_and_no_role(helm: Helm) -> None:
+    objects = helm.objects()
     assert not [one for one in objects if one["kind"] in ("Role", "RoleBinding")]
+    assert all(spec["automountServiceAccountToken"] is False for spec in pods(objects).values())
 
 
 def test_no_secret_is_in_arguments_or_config(helm: Helm) -> None:

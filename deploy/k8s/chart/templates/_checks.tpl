@@ -34,6 +34,9 @@
 {{- end }}
 
 {{- define "branchline.checkGateway" -}}
+{{- if and (eq .Values.discovery.kind "kubernetes") (not .Values.pools) }}
+{{- fail "discovery.kind: kubernetes has no pool to look for; use none, with discovery.workers" }}
+{{- end }}
 {{- range $key, $instead := dict
   "host" "gateway.bindAddress" "port" "gateway.service.port" "admin-port" "networkPolicy.operators" "admin-host" "gateway.bindAddress"
   "prometheus-host" "gateway.bindAddress" "prometheus-port" "networkPolicy.monitoring" "drain-timeout" "gateway.drainSeconds"
@@ -42,7 +45,8 @@
   "tls-cert-path" "tls.secretName" "tls-key-path" "tls.secretName" "tls-client-ca-path" "tls.clientCA"
   "worker-urls" "discovery.workers" "worker-dns" "discovery.kind" "wasm-dir" "wasm.enabled"
   "service-discovery" "discovery.kind" "selector" "discovery.kind" "prefill-selector" "discovery.kind" "decode-selector" "discovery.kind"
-  "service-discovery-port" "discovery.kind" "service-discovery-namespace" "discovery.kind" }}
+  "service-discovery-port" "discovery.kind" "service-discovery-namespace" "discovery.kind"
+  "service-discovery-protocol" "discovery.kind" }}
 {{- if hasKey $.Values.gateway.options $key }}
 {{- fail (printf "gateway.options.%s: is set by the chart; use %s" $key $instead) }}
 {{- end }}

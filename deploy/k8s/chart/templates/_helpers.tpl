@@ -111,6 +111,19 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- with $names }}{{ $_ := set $set "worker-dns" . }}{{ end }}
 {{- end }}
+{{- if eq .Values.discovery.kind "kubernetes" }}
+{{- $roles := dict }}
+{{- range (fromJson (include "branchline.pools" .)).pools }}{{ $_ := set $roles .role true }}{{ end }}
+{{- range $role, $option := dict "regular" "selector" "prefill" "prefill-selector" "decode" "decode-selector" }}
+{{- if hasKey $roles $role }}
+{{- $_ := set $set $option (list (printf "branchline.dev/fleet=%s" $full) (printf "branchline.dev/role=%s" $role)) }}
+{{- end }}
+{{- end }}
+{{- $_ := set $set "service-discovery" true }}
+{{- $_ := set $set "service-discovery-port" 9000 }}
+{{- $_ := set $set "service-discovery-namespace" $.Release.Namespace }}
+{{- $_ := set $set "service-discovery-protocol" "grpc" }}
+{{- end }}
 {{- if .Values.wasm.enabled }}{{ $_ := set $set "wasm-dir" "/var/lib/branchline/wasm" }}{{ end }}
 {{- $rows := mergeOverwrite (dict "log-json" true "max-concurrent-requests" 512) (deepCopy .Values.gateway.options) $set }}
 {{- include "branchline.toml" $rows }}
