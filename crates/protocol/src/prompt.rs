@@ -80,14 +80,19 @@ pub(crate) fn request_id(value: &Value, path: &str) -> Result<String> {
 /// A prompt of `/v1/completions`: a string, strings, ids, or lists of ids. The flag says whether it was a list
 /// of prompts.
 pub(crate) fn prompts(value: &Value, path: &str, limits: Limits) -> Result<Vec<Prompt>> {
+    prompts_up_to(MAX_BATCH, value, path, limits)
+}
+
+/// As [`prompts`], with another bound of their number.
+pub(crate) fn prompts_up_to(most: usize, value: &Value, path: &str, limits: Limits) -> Result<Vec<Prompt>> {
     match value {
         Value::String(text) => Ok(vec![text_prompt(text, path)?]),
         Value::Array(items) => match items.first() {
-            Some(Value::String(_)) => many(items, path, |item, path| match item {
+            Some(Value::String(_)) => many_up_to(most, items, path, |item, path| match item {
                 Value::String(text) => text_prompt(text, path),
                 other => Err(wrong(path, "a string, like the first prompt", other)),
             }),
-            Some(Value::Array(_)) => many(items, path, |item, path| match item {
+            Some(Value::Array(_)) => many_up_to(most, items, path, |item, path| match item {
                 Value::Array(ids) => token_prompt(ids, path, limits),
                 other => Err(wrong(path, "an array of token ids, like the first prompt", other)),
             }),
@@ -114,10 +119,19 @@ pub(crate) fn many<T>(
     path: &str,
     read: impl Fn(&Value, &str) -> Result<T>,
 ) -> Result<Vec<T>> {
-    if items.len() > MAX_BATCH {
+    many_up_to(MAX_BATCH, items, path, read)
+}
+
+fn many_up_to<T>(
+    most: usize,
+    items: &[Value],
+    path: &str,
+    read: impl Fn(&Value, &str) -> Result<T>,
+) -> Result<Vec<T>> {
+    if items.len() > most {
         return Err(Error::invalid(
             path,
-            format!("`{path}` has {} prompts; send at most {MAX_BATCH} at once", items.len()),
+            format!("`{path}` has {} prompts; send at most {most} at once", items.len()),
         ));
     }
     items.iter().enumerate().map(|(position, item)| read(item, &format!("{path}[{position}]"))).collect()

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use branchline_core::{Error, ErrorCode, Result};
 use serde_json::Value;
 use tokenizers::tokenizer::Tokenizer as Inner;
-use tokenizers::{Encoding, Model};
+use tokenizers::{Encoding, Model, PostProcessor as _, TruncationDirection};
 
 use crate::prefixes::{Cuts, PrefixCache, PrefixCacheStats};
 use crate::reach::Reach;
@@ -102,6 +102,45 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// A text's ids with the marks around it, its end cut off where they would be more than `most`.
+    ///
+    /// # Errors
+    /// As [`Self::encode`]; `InvalidArgument` if `most` has no room for a token beside the marks.
+    pub fn encode_cut(&self, text: &str, most: usize) -> Result<Vec<u32>> {
+        let room = self.room(most, self.before.len() + self.after.len())?;
+        let body = self.encode(text, false)?;
+        Ok([&self.before, &body[..body.len().min(room)], &self.after].concat())
+    }
+
+    /// Two texts as the tokenizer joins them, and which of the two each id belongs to. With `most`, the end of the
+    /// second is cut off where they would be more.
+    ///
+    /// # Errors
+    /// As [`Self::encode`]; `InvalidArgument` if `most` has no room for a token of the second.
+    pub fn encode_pair(&self, first: &str, second: &str, most: Option<usize>) -> Result<(Vec<u32>, Vec<u32>)> {
+        let [first, mut second] = [self.encoding(first)?, self.encoding(second)?];
+        if let Some(most) = most {
+            let marks = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
+            let room = self.room(most, marks + first.len())?;
+            if second.len() > room {
+                second.truncate(room, 0, TruncationDirection::Right);
+            }
+        }
+        let joined = self.inner.post_process(first, Some(second), true).map_err(|error| untokenisable(&error))?;
+        Ok((joined.get_ids().to_vec(), joined.get_type_ids().to_vec()))
+    }
+
+    fn room(&self, most: usize, taken: usize) -> Result<usize> {
+        most.checked_sub(taken).filter(|&room| room > 0).ok_or_else(|| {
+            let message = format!("{most} tokens have no room for a text: {taken} are taken before it; raise the limit");
+            Error::new(ErrorCode::InvalidArgument, message).with_field("truncate_prompt_tokens")
+        })
+    }
+
+    fn encoding(&self, text: &str) -> Result<Encoding> {
+        self.inner.encode(text, false).map_err(|error| untokenisable(&error))
+    }
+
     /// Tokens that a text has at least: a bound for about a nanosecond a byte, unlike encoding. 0 if the tokenizer
     /// may drop text.
     #[must_use]
@@ -144,12 +183,14 @@ impl Tokenizer {
     fn encode_uncached(&self, text: &str) -> Result<Vec<u32>> {
         match self.inner.encode_fast(text, false) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => {
-                let message = format!("the text can't be tokenised: {error}");
-                Err(Error::new(ErrorCode::InvalidArgument, message).with_field("prompt"))
-            }
+            Err(error) => Err(untokenisable(&error)),
         }
     }
+}
+
+fn untokenisable(error: &tokenizers::Error) -> Error {
+    let message = format!("the text can't be tokenised: {error}");
+    Error::new(ErrorCode::InvalidArgument, message).with_field("prompt")
 }
 
 /// What the post-processor puts before and after a text, found by processing a marked one.

@@ -39,6 +39,14 @@ impl Model {
         self.info == other.info && self.manifest == other.manifest
     }
 
+    /// Whether it can be asked for a task: `generate`, `embed` or `rank`.
+    pub fn can(&self, task: &str) -> bool {
+        match self.info.tasks.is_empty() {
+            true => task == "generate",
+            false => self.info.tasks.iter().any(|own| own == task),
+        }
+    }
+
     /// Whether requests may call it `name`.
     pub fn has_name(&self, name: &str) -> bool {
         self.names.iter().any(|own| own == name)

@@ -332,6 +332,11 @@ impl Worker {
         self.engine()?.release_lease(request).await
     }
 
+    /// Vectors or ranks of texts. Dropping the future ends the work.
+    pub async fn embed(&self, request: proto::EmbedRequest) -> Result<proto::EmbedResponse> {
+        self.engine()?.embed(request).await
+    }
+
     /// Scores continuations of a prefix. Dropping the future ends the work.
     pub async fn score(&self, request: proto::ScoreRequest) -> Result<proto::ScoreResponse> {
         self.engine()?.score(request).await

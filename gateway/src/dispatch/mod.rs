@@ -5,6 +5,7 @@
 
 mod batch;
 mod contract;
+mod embed;
 mod lease;
 mod live;
 mod observe;
@@ -18,6 +19,7 @@ mod tokens;
 pub use batch::{Batch, Item};
 pub use branchline_worker::Model;
 pub use contract::Job;
+pub use embed::{EmbedJob, embed};
 pub use lease::{JobLease, LeaseName, LeaseSigner, LeaseWant, read_lease};
 pub use live::{LiveGuard, LiveRequests, Part};
 pub use observe::failed;

@@ -67,8 +67,8 @@ pub async fn score(app: &App, job: ScoreJob, arrived: Instant) -> Result<(ScoreJ
     }
 }
 
-/// Scoring has no effects: what failed for the worker's sake may be asked of another.
-fn may_move(error: &Error) -> bool {
+/// Scoring and embedding have no effects: what failed for the worker's sake may be asked of another.
+pub(super) fn may_move(error: &Error) -> bool {
     matches!(error.code, ErrorCode::UpstreamFailed | ErrorCode::Unavailable | ErrorCode::ResourceExhausted)
 }
 

@@ -120,6 +120,42 @@ fn texts() -> impl Strategy<Value = String> {
     prop::collection::vec(part, 0..14).prop_map(|parts| parts.concat())
 }
 
+/// A tokenizer that puts marks around texts and pairs, as BERT's does.
+fn marked() -> Tokenizer {
+    let mut file = byte_level();
+    file["post_processor"] = serde_json::json!({
+        "type": "BertProcessing", "sep": ["<|im_end|>", IM_END], "cls": ["<|im_start|>", IM_START]
+    });
+    load(&file, 0)
+}
+
+#[test]
+fn a_text_is_cut_inside_its_marks() {
+    let tokenizer = marked();
+    let whole = tokenizer.encode("abcdef", true).unwrap();
+    assert_eq!((whole.len(), whole[0], whole[7]), (8, IM_START, IM_END));
+    for most in [8, 9, 1000] {
+        assert_eq!(tokenizer.encode_cut("abcdef", most).unwrap(), whole);
+    }
+    let cut = tokenizer.encode_cut("abcdef", 5).unwrap();
+    assert_eq!((&cut[..4], cut[4], cut.len()), (&whole[..4], IM_END, 5));
+    assert_eq!(tokenizer.encode_cut("abc", 2).unwrap_err().field.as_deref(), Some("truncate_prompt_tokens"));
+}
+
+#[test]
+fn a_pair_is_joined_marked_and_cut_at_the_end_of_its_second_text() {
+    let tokenizer = marked();
+    let ids = |text: &str| tokenizer.encode(text, false).unwrap();
+    let (joined, types) = tokenizer.encode_pair("ab", "cdef", None).unwrap();
+    assert_eq!(joined, [&[IM_START][..], &ids("ab"), &[IM_END], &ids("cdef"), &[IM_END]].concat());
+    assert_eq!(types, [0, 0, 0, 0, 1, 1, 1, 1, 1]);
+    let (cut, types) = tokenizer.encode_pair("ab", "cdef", Some(7)).unwrap();
+    assert_eq!(cut, [&[IM_START][..], &ids("ab"), &[IM_END], &ids("cd"), &[IM_END]].concat());
+    assert_eq!(types.len(), 7);
+    assert_eq!(tokenizer.encode_pair("ab", "cdef", Some(9)).unwrap().0, joined);
+    assert!(tokenizer.encode_pair("ab", "cdef", Some(5)).is_err(), "no room for the second text");
+}
+
 /// Tokenizers whose added tokens look at their neighbours: cuts must avoid or respect them.
 fn variants() -> Vec<Value> {
     let mut variants = vec![byte_level(), sentence_piece()];

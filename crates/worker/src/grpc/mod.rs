@@ -204,6 +204,14 @@ impl Engine {
         answer.map(Response::into_inner).map_err(error)
     }
 
+    /// As [`Self::score`]: waits as long as it takes.
+    pub(crate) async fn embed(&self, request: proto::EmbedRequest) -> Result<proto::EmbedResponse> {
+        let client = self.client.load_full().ok_or_else(|| self.told(self.away()))?;
+        let answer = (*client).clone().embed(request).await;
+        let error = |status| self.told(error_from_status(&self.url, "Embed", &status));
+        answer.map(Response::into_inner).map_err(error)
+    }
+
     pub(crate) async fn load(&self) -> Result<proto::GetLoadResponse> {
         self.call("GetLoad", async |mut client| client.get_load(proto::GetLoadRequest {}).await).await
     }

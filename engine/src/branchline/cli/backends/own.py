@@ -25,9 +25,12 @@ class OwnEngine:
         """A local checkpoint is read as far as its header; others are taken to be servable."""
         if not model.startswith("pypi:") and not Path(model).expanduser().exists():
             return Detection(0.6, "the model is not on this machine; the engine fetches it and knows its family then")
-        from branchline.engine.model.load import inspect_model
+        from branchline.engine.encoder import is_encoder
+        from branchline.engine.model.load import inspect_model, resolve
 
         try:
+            if is_encoder(resolve(model)):
+                return Detection(1.0, "our engine embeds and ranks with models of this family")
             found = inspect_model(model)
         except EngineError as error:
             return Detection(0.0, error.message)

@@ -32,12 +32,12 @@ def read_folder(path: Path) -> tuple[ModelSpec, ShardedTensors, str, list[Path],
     except RegistryError as error:
         family = unknown.family(str(names[0]), str(error))
     files = weight_files(path)
-    tensors = ShardedTensors([SafetensorsFile(file) for file in files], _index(path))
+    tensors = tensors_of(path)
     quantization = config.pop("quantization_config", None) or {}
     if not isinstance(quantization, dict):
         raise LoadError(f"{path / 'config.json'}: quantization_config must be an object", field="model")
     spec: ModelSpec = family(config)
-    spec = dataclasses.replace(spec, **_vocabulary(path, config))
+    spec = dataclasses.replace(spec, **vocabulary(path, config))
     return spec, tensors, tensors.commonest(), files, quantization
 
 
@@ -67,6 +67,11 @@ def _index(path: Path) -> dict[str, str] | None:
     if not isinstance(mapping, dict) or not mapping:
         raise LoadError(f"{path / INDEX} has no weight_map", field="model")
     return {str(name): str(shard) for name, shard in mapping.items()}
+
+
+def tensors_of(path: Path) -> ShardedTensors:
+    """The tensors of a folder's safetensors files. Raises LoadError."""
+    return ShardedTensors([SafetensorsFile(file) for file in weight_files(path)], _index(path))
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -102,7 +107,7 @@ def weight_files(path: Path) -> list[Path]:
     raise LoadError(f"no weights found in {path}: it holds no *.safetensors file", field="model")
 
 
-def _vocabulary(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+def vocabulary(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Spec fields that come from the tokenizer's and the generation files."""
     generation = read_json(path / "generation_config.json")
     settings = read_json(path / "tokenizer_config.json")

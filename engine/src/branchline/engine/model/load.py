@@ -54,7 +54,7 @@ def resolve(reference: str, progress: Progress = no_progress) -> Path:
 
 
 def _packaged(package: str) -> Path:
-    """The GGUF file inside an installed distribution."""
+    """The GGUF file, or else the folder with safetensors, inside an installed distribution."""
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
@@ -62,6 +62,9 @@ def _packaged(package: str) -> Path:
             f"python package {package!r} is not installed; run: pip install {package}", field="model"
         ) from None
     found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    folders = {Path(str(file.locate())).parent for file in files if file.suffix == ".safetensors"}
+    if not found and len(folders) == 1:
+        return folders.pop()
     if len(found) != 1:
         raise LoadError(
             f"python package {package!r} holds {len(found)} gguf files; exactly one is needed", field="model"

@@ -462,6 +462,8 @@ def default_names(reference: str, path: Path) -> tuple[str, ...]:
     if is_hub:
         return (reference,)
     stem = path.stem if path.suffix == ".gguf" else path.name
+    if reference.startswith("pypi:") and path.is_dir():
+        stem = reference.removeprefix("pypi:")  # a folder in a wheel has any name
     name = re.sub(r"[._-](?:[IQ]*Q\d\w*|F16|F32|BF16)$", "", stem, flags=re.IGNORECASE) or stem
     return tuple(dict.fromkeys((name, stem, reference)))
 

@@ -52,3 +52,5 @@ class ModelInfo:
     eos_token: str | None = None
     pad_token: str | None = None
     add_special_tokens: bool = True
+    tasks: tuple[str, ...] = ("generate",)  # generate, embed, rank
+    embedding_size: int | None = None

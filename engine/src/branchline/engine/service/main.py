@@ -18,9 +18,11 @@ import time
 
 from branchline import _native
 from branchline.engine.config import EngineConfig
+from branchline.engine.encoder import is_encoder
 from branchline.engine.errors import EngineError, LoadError
+from branchline.engine.model.load import resolve
 from branchline.engine.options import public
-from branchline.engine.service import assembly
+from branchline.engine.service import assembly, embedding
 from branchline.engine.service.handover import PeerOptions, Pulls
 from branchline.engine.service.server import EngineServer, ServerOptions, read_pem
 from branchline.engine.service.servicer import EngineServicer
@@ -65,7 +67,7 @@ def run(config: EngineConfig, *, given: frozenset[str] = frozenset()) -> int:
     progress = ProgressLines()
     try:
         _check_port(config)
-        engine = assembly.build(config, progress, given)
+        engine = _build(config, progress, given)
     except (EngineError, RegistryError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
@@ -78,6 +80,28 @@ def run(config: EngineConfig, *, given: frozenset[str] = frozenset()) -> int:
         return 2
     finally:
         engine.close()
+
+
+def _build(config: EngineConfig, progress: ProgressLines, given: frozenset[str]) -> assembly.Engine | embedding.Encoder:
+    """What the checkpoint is for: to generate, or to embed and rank."""
+    path = resolve(config.model, progress)
+    if is_encoder(path):
+        return embedding.build(config, path, progress, given)
+    return assembly.build(config, progress, given)
+
+
+def _servicer(engine: assembly.Engine | embedding.Encoder) -> EngineServicer:
+    config = engine.config  # what model overrides decided included
+    if isinstance(engine, embedding.Encoder):
+        return engine.servicer(public(config))
+    return EngineServicer(
+        engine.loop,
+        engine.model,
+        _native.namespace,
+        options=public(config),
+        components=engine.components,
+        stream_buffer=config.stream_buffer,
+    )
 
 
 def _check_port(config: EngineConfig) -> None:
@@ -95,16 +119,9 @@ def _check_port(config: EngineConfig) -> None:
             ) from None
 
 
-async def _serve(engine: assembly.Engine, progress: ProgressLines) -> int:
-    config = engine.config  # what model overrides decided included
-    servicer = EngineServicer(
-        engine.loop,
-        engine.model,
-        _native.namespace,
-        options=public(config),
-        components=engine.components,
-        stream_buffer=config.stream_buffer,
-    )
+async def _serve(engine: assembly.Engine | embedding.Encoder, progress: ProgressLines) -> int:
+    config = engine.config
+    servicer = _servicer(engine)
     server = EngineServer(servicer, _server_options(config))
     pulls = None
     if engine.loop.handovers is not None:

@@ -152,6 +152,11 @@ class Metrics:
             self._prefill.observe(finish.prefill_ms / 1e3)
             self._decode.observe(finish.decode_ms / 1e3)
 
+    def request_seconds(self, seconds: float) -> None:
+        """Count a request that has no tokens of its own: one of a worker that embeds or ranks."""
+        self._whole.observe(seconds)
+        self._ended.labels("stop").inc()
+
     def serve(self, host: str, port: int) -> MetricsServer:
         """Answer `GET /metrics`. Raises LoadError if the port is taken."""
         try:

@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 
 from branchline import __version__
-from branchline.engine.errors import EngineError, InvalidArgument, Unavailable
+from branchline.engine.errors import EngineError, InvalidArgument, Unavailable, Unimplemented
 from branchline.engine.loop import EngineLoop
 from branchline.engine.scheduler.load import LoopStats
 from branchline.engine.service import attach, events, handover, leases, scoring, tree, wire
@@ -142,6 +142,8 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
             executor=model.executor,
             output_promise=model.output_promise,
             role=model.role,
+            tasks=model.tasks,
+            embedding_size=model.embedding_size,
         )
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
@@ -213,6 +215,13 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """Logprobs of several continuations of one prefix."""
         return await self._answered(request, context, scoring.score(self, request, context.peer()))
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """Refused: a model that generates has no vectors to give."""
+        name = self._model.served_names[0]
+        await refuse(
+            context, wire.to_error(Unimplemented(f"model {name!r} generates and does not embed", field="model"))
+        )
 
     async def PullKv(self, request_iterator: AsyncIterator[pb.PullKvRequest], context: Context) -> None:
         """The pages of a prompt that is computed here, for the worker that decodes it."""

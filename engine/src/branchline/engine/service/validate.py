@@ -47,9 +47,9 @@ def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceE
     """The validated request; its deadline counts from now."""
     refuse_unknown(message)
     _refuse_later(message)
-    request_id = _request_id(message.request_id)
+    request_id = check_request_id(message.request_id)
     token_ids = tuple(message.token_ids)
-    _check_ids(token_ids, model.vocab_size, "token_ids")
+    check_ids(token_ids, model.vocab_size, "token_ids")
     sampling = _sampling(message.sampling, model)
     resume = _resume(message, sampling, model)
     _check_lengths(len(token_ids), sampling, model, 0 if resume is None else len(resume.token_ids))
@@ -219,7 +219,8 @@ def check_tenant(tenant: str, field: str) -> str:
     return tenant
 
 
-def _request_id(request_id: str) -> str:
+def check_request_id(request_id: str) -> str:
+    """The id; InvalidArgument if it is empty or too long."""
     size = len(request_id.encode())
     if not 1 <= size <= limits.MAX_REQUEST_ID_BYTES:
         raise InvalidArgument(
@@ -228,7 +229,8 @@ def _request_id(request_id: str) -> str:
     return request_id
 
 
-def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+def check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """InvalidArgument for an id that the vocabulary lacks."""
     if token_ids and max(token_ids) >= vocab_size:
         position, token = next((i, token) for i, token in enumerate(token_ids) if token >= vocab_size)
         raise InvalidArgument(
@@ -242,7 +244,7 @@ def _resume(message: pb.GenerateRequest, sampling: SamplingParams, model: ModelI
         return None
     given = message.resume
     emitted = tuple(given.emitted_token_ids)
-    _check_ids(emitted, model.vocab_size, "resume.emitted_token_ids")
+    check_ids(emitted, model.vocab_size, "resume.emitted_token_ids")
     if sampling.n != 1:
         raise InvalidArgument(f"n is {sampling.n}: a resumed request is one sequence, give 1", field="sampling.n")
     if sampling.seed is None:
@@ -351,7 +353,7 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
             f"stop_token_ids has {len(params.stop_token_ids)} ids: at most {limits.MAX_STOP_IDS} are allowed",
             field="sampling.stop_token_ids",
         )
-    _check_ids(params.stop_token_ids, vocab_size, "sampling.stop_token_ids")
+    check_ids(params.stop_token_ids, vocab_size, "sampling.stop_token_ids")
 
 
 def _check_bias(bias: Iterable[tuple[int, float]], vocab_size: int) -> None:
@@ -382,7 +384,7 @@ def _logprobs(given: pb.LogprobParams, prompt: int, vocab_size: int) -> LogprobP
             f"token_ids has {len(given.token_ids)} ids: at most {limits.MAX_CHOSEN_LOGPROBS} are allowed",
             field="logprobs.token_ids",
         )
-    _check_ids(given.token_ids, vocab_size, "logprobs.token_ids")
+    check_ids(given.token_ids, vocab_size, "logprobs.token_ids")
     return LogprobParams(given.output, given.top_k, start, tuple(given.token_ids))
 
 

@@ -45,6 +45,12 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_ABORT: _ClassVar[FinishReason]
+
+class EmbedTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EMBED_TASK_UNSPECIFIED: _ClassVar[EmbedTask]
+    EMBED_TASK_EMBED: _ClassVar[EmbedTask]
+    EMBED_TASK_RANK: _ClassVar[EmbedTask]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_ARGUMENT: ErrorCode
 ERROR_CODE_NOT_FOUND: ErrorCode
@@ -69,6 +75,9 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
+EMBED_TASK_UNSPECIFIED: EmbedTask
+EMBED_TASK_EMBED: EmbedTask
+EMBED_TASK_RANK: EmbedTask
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "field", "retry_after_ms")
@@ -472,7 +481,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_path", "served_model_names", "architecture", "vocab_size", "context_length", "eos_token_ids", "bos_token_id", "page_size", "dtype", "numerics_id", "weight_version", "default_sampling", "max_request_tokens", "executor", "output_promise", "role")
+    __slots__ = ("model_path", "served_model_names", "architecture", "vocab_size", "context_length", "eos_token_ids", "bos_token_id", "page_size", "dtype", "numerics_id", "weight_version", "default_sampling", "max_request_tokens", "executor", "output_promise", "role", "tasks", "embedding_size")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -489,6 +498,8 @@ class GetModelInfoResponse(_message.Message):
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_PROMISE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     served_model_names: _containers.RepeatedScalarFieldContainer[str]
     architecture: str
@@ -505,7 +516,9 @@ class GetModelInfoResponse(_message.Message):
     executor: str
     output_promise: str
     role: str
-    def __init__(self, model_path: _Optional[str] = ..., served_model_names: _Optional[_Iterable[str]] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., page_size: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics_id: _Optional[str] = ..., weight_version: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_request_tokens: _Optional[int] = ..., executor: _Optional[str] = ..., output_promise: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+    tasks: _containers.RepeatedScalarFieldContainer[str]
+    embedding_size: int
+    def __init__(self, model_path: _Optional[str] = ..., served_model_names: _Optional[_Iterable[str]] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., page_size: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics_id: _Optional[str] = ..., weight_version: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_request_tokens: _Optional[int] = ..., executor: _Optional[str] = ..., output_promise: _Optional[str] = ..., role: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., embedding_size: _Optional[int] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
@@ -950,3 +963,37 @@ class CacheTreeNode(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     on_host: bool
     def __init__(self, node: _Optional[int] = ..., parent: _Optional[int] = ..., namespace_hash: _Optional[int] = ..., pages: _Optional[int] = ..., tokens: _Optional[int] = ..., depth_tokens: _Optional[int] = ..., locks: _Optional[int] = ..., leases: _Optional[int] = ..., hits: _Optional[int] = ..., age_ms: _Optional[int] = ..., children: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., on_host: _Optional[bool] = ...) -> None: ...
+
+class EmbedRequest(_message.Message):
+    __slots__ = ("request_id", "inputs", "task", "dimensions", "deadline_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    inputs: _containers.RepeatedCompositeFieldContainer[EmbedInput]
+    task: EmbedTask
+    dimensions: int
+    deadline_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., task: _Optional[_Union[EmbedTask, str]] = ..., dimensions: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class EmbedInput(_message.Message):
+    __slots__ = ("token_ids", "type_ids")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TYPE_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    type_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., type_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EmbedResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[EmbedResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[EmbedResult, _Mapping]]] = ...) -> None: ...
+
+class EmbedResult(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...

@@ -110,6 +110,11 @@ class EngineStub:
                 request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeRequest.SerializeToString,
                 response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/branchline.engine.v1.Engine/Embed',
+                request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -222,6 +227,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Vectors or scores of texts, from a worker whose model makes them (GetModelInfoResponse.tasks).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -299,6 +311,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.GetCacheTree,
                     request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeRequest.FromString,
                     response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedRequest.FromString,
+                    response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -707,6 +724,33 @@ class Engine:
             '/branchline.engine.v1.Engine/GetCacheTree',
             branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeRequest.SerializeToString,
             branchline_dot_engine_dot_v1_dot_engine__pb2.GetCacheTreeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/branchline.engine.v1.Engine/Embed',
+            branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedRequest.SerializeToString,
+            branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,
