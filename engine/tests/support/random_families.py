@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -16,6 +17,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 TOKENIZER = '{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"added_tokens":[]}'
@@ -57,6 +60,16 @@ def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, use_sliding_window=False))
 
 
+def _experts(**changes: Any) -> PreTrainedModel:
+    shape = {"head_dim": 16, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    config = Qwen3MoeConfig(**SHAPE, **shape, use_sliding_window=False, **changes)
+    return Qwen3MoeForCausalLM(config)
+
+
+def _mixed_experts() -> PreTrainedModel:
+    return _experts(norm_topk_prob=True, mlp_only_layers=[1], tie_word_embeddings=True)
+
+
 def _mistral() -> PreTrainedModel:
     return MistralForCausalLM(MistralConfig(**SHAPE, head_dim=8, sliding_window=None))
 
@@ -70,6 +83,8 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama with linear scaling and biases": _linear,
     "qwen2": _qwen2,
     "qwen3 with its own head_dim": _qwen3,
+    "qwen3 with experts": _experts,
+    "qwen3 with experts in some layers": _mixed_experts,
     "mistral": _mistral,
     "mistral with a sliding window": _windowed,
 }

@@ -7,11 +7,11 @@ executor under inference mode.
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding, linear, silu, softmax
 
 from branchline.engine.attention.base import AttentionBackend
 from branchline.engine.executor.rope import RotaryTable
-from branchline.engine.executor.weights import DecoderWeights, LayerWeights, project
+from branchline.engine.executor.weights import DecoderWeights, LayerWeights, MlpWeights, project
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.types import ForwardBatch
 
@@ -81,5 +81,23 @@ class Decoder:
         return project(self._attention.attend(plan, query, keys, values), layer.output, layer.output_bias)
 
     def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        gate, up = project(hidden, layer.gate_up).chunk(2, dim=-1)
-        return project(silu(gate).mul_(up), layer.down)
+        if layer.router is None:
+            return _gated(layer.mlps[0], hidden)
+        experts = self._spec.experts
+        assert experts is not None, "a router is read only where there are experts"
+        weights = softmax(linear(hidden, layer.router).float(), dim=-1)
+        weights, chosen = torch.topk(weights, experts.chosen, dim=-1)
+        if experts.normalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights.to(hidden.dtype)
+        out = torch.zeros_like(hidden)
+        for number in chosen.unique().tolist():
+            rows, places = (chosen == number).nonzero(as_tuple=True)
+            part = _gated(layer.mlps[number], hidden[rows]) * weights[rows, places, None]
+            out.index_add_(0, rows, part)
+        return out
+
+
+def _gated(mlp: MlpWeights, hidden: torch.Tensor) -> torch.Tensor:
+    gate, up = project(hidden, mlp.gate_up).chunk(2, dim=-1)
+    return project(silu(gate).mul_(up), mlp.down)

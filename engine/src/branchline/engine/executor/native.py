@@ -134,6 +134,11 @@ def build_executor(
     del attention_backend
     if device not in ("auto", "cpu"):
         raise LoadError(f"device {device!r} is not supported by the native executor; use cpu", field="device")
+    if model.spec.experts is not None:
+        raise LoadError(
+            f"{model.spec.architecture} has experts, which the native executor does not run: use --executor torch",
+            field="executor",
+        )
     if dtype not in WEIGHT_TYPES:
         raise LoadError(f"dtype {dtype!r} is unknown; use auto, int8, bfloat16 or float32", field="dtype")
     if quantization is not None and "native" not in quantization.executors:

@@ -26,6 +26,14 @@ def project(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -
 
 
 @dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """A gated MLP."""
+
+    gate_up: Weight  # [2 intermediate, hidden], gate first
+    down: Weight  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One block. Matrices are [out, in] as torch.nn.functional.linear wants them, or held by a quantisation method."""
 
@@ -37,8 +45,8 @@ class LayerWeights:
     output: Weight  # [hidden, query]
     output_bias: torch.Tensor | None
     mlp_norm: torch.Tensor  # [hidden]
-    gate_up: Weight  # [2 intermediate, hidden], gate first
-    down: Weight  # [hidden, intermediate]
+    router: torch.Tensor | None  # [experts, hidden]; None where the layer has one MLP
+    mlps: tuple[MlpWeights, ...]  # the experts, or that one
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,13 @@ def _layer(reader: _Reader, number: int) -> LayerWeights:
     at = f"model.layers.{number}"
     attention = [f"{at}.self_attn.{part}_proj" for part in "qkv"]
     rows = (spec.query_size, spec.kv_size, spec.kv_size)
-    mlp = [f"{at}.mlp.{part}_proj.weight" for part in ("gate", "up")]
+    experts = spec.experts if spec.experts is not None and number not in spec.experts.dense else None
+    router = None
+    if experts is None:
+        mlps = (_mlp(reader, f"{at}.mlp", spec.intermediate),)
+    else:
+        router = reader.one(f"{at}.mlp.gate.weight", experts.count, spec.hidden)
+        mlps = tuple(_mlp(reader, f"{at}.mlp.experts.{one}", experts.intermediate) for one in range(experts.count))
     return LayerWeights(
         input_norm=reader.one(f"{at}.input_layernorm.weight", spec.hidden),
         qkv=reader.held(reader.stack([f"{name}.weight" for name in attention], rows, spec.hidden)),
@@ -127,6 +141,15 @@ def _layer(reader: _Reader, number: int) -> LayerWeights:
         output=reader.held(reader.one(f"{at}.self_attn.o_proj.weight", spec.hidden, spec.query_size)),
         output_bias=reader.one(f"{at}.self_attn.o_proj.bias", spec.hidden) if spec.output_bias else None,
         mlp_norm=reader.one(f"{at}.post_attention_layernorm.weight", spec.hidden),
-        gate_up=reader.held(reader.stack(mlp, (spec.intermediate, spec.intermediate), spec.hidden)),
-        down=reader.held(reader.one(f"{at}.mlp.down_proj.weight", spec.hidden, spec.intermediate)),
+        router=router,
+        mlps=mlps,
+    )
+
+
+def _mlp(reader: _Reader, at: str, intermediate: int) -> MlpWeights:
+    hidden = reader.model.spec.hidden
+    names = [f"{at}.{part}_proj.weight" for part in ("gate", "up")]
+    return MlpWeights(
+        gate_up=reader.held(reader.stack(names, (intermediate, intermediate), hidden)),
+        down=reader.held(reader.one(f"{at}.down_proj.weight", hidden, intermediate)),
     )

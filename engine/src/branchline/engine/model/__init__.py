@@ -10,5 +10,6 @@ for _family, _target in {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }.items():
     models.register_lazy(_family, f"branchline.engine.model.families:{_target}")

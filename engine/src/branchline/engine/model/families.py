@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from branchline.engine.errors import LoadError
-from branchline.engine.model.spec import ModelSpec, RopeScaling
+from branchline.engine.model.spec import Experts, ModelSpec, RopeScaling
 from branchline.registry import models
 
 Config = Mapping[str, Any]
@@ -150,3 +150,35 @@ def qwen3(config: Config) -> ModelSpec:
     bias = bool(config.get("attention_bias"))
     head_dim = integer(config, "head_dim", 128)
     return decoder(config, "Qwen3ForCausalLM", qk_norm=True, qkv_bias=bias, output_bias=bias, head_dim=head_dim)
+
+
+@models.register("Qwen3MoeForCausalLM", api_version=1)
+def qwen3_moe(config: Config) -> ModelSpec:
+    """Qwen 3 with experts: some of many small MLPs a token, in all layers but those that the config names."""
+    _refuse_mixed_window(config)
+    bias = bool(config.get("attention_bias"))
+    return decoder(
+        config,
+        "Qwen3MoeForCausalLM",
+        qk_norm=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        experts=_experts(config, integer(config, "num_hidden_layers")),
+    )
+
+
+def _experts(config: Config, layers: int) -> Experts:
+    count, chosen = integer(config, "num_experts"), integer(config, "num_experts_per_tok")
+    if chosen > count:
+        raise refuse("num_experts_per_tok", chosen, f"there are {count} experts")
+    named = config.get("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(isinstance(one, int) and 0 <= one < layers for one in named):
+        raise refuse("mlp_only_layers", named, f"it must list layers below {layers}")
+    step = integer(config, "decoder_sparse_step", 1)
+    return Experts(
+        count=count,
+        chosen=chosen,
+        intermediate=integer(config, "moe_intermediate_size"),
+        normalise=bool(config.get("norm_topk_prob", False)),
+        dense=frozenset(one for one in range(layers) if one in named or (one + 1) % step),
+    )

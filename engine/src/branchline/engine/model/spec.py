@@ -48,6 +48,21 @@ class TokenizerFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """A layer's MLP as a choice of `chosen` out of `count` smaller ones of `intermediate` each.
+
+    A router's softmax weighs them; `normalise` makes the chosen ones' weights sum to 1. The layers in `dense` have one
+    MLP of the model's own `intermediate` instead.
+    """
+
+    count: int
+    chosen: int
+    intermediate: int
+    normalise: bool
+    dense: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Shape and constants of one decoder-only model with RMSNorm, rotary positions and a gated MLP.
 
@@ -79,6 +94,7 @@ class ModelSpec:
     tokenizer: TokenizerFiles = TokenizerFiles(b"")
     sampling: SamplingDefaults = SamplingDefaults()
     fallback: bool = False
+    experts: Experts | None = None
 
     @property
     def query_size(self) -> int:
@@ -93,9 +109,13 @@ class ModelSpec:
     def parameters(self) -> int:
         """Number of weights, biases and norms of attention left out (they are under 0.1 %)."""
         attention = self.hidden * (2 * self.query_size + 2 * self.kv_size)
-        mlp = 3 * self.hidden * self.intermediate
+        mlps = self.layers * 3 * self.hidden * self.intermediate
+        if self.experts is not None:
+            sparse = self.layers - len(self.experts.dense)
+            each = 3 * self.hidden * self.experts.intermediate + self.hidden
+            mlps = len(self.experts.dense) * 3 * self.hidden * self.intermediate + sparse * self.experts.count * each
         head = 0 if self.tied_head else self.vocab_size * self.hidden
-        return self.layers * (attention + mlp) + self.vocab_size * self.hidden + head
+        return self.layers * attention + mlps + self.vocab_size * self.hidden + head
 
     def page_bytes(self, page_size: int, element_bytes: int) -> int:
         """Bytes of keys and values that one page takes over all layers."""

@@ -107,6 +107,8 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
         config, plan = changed, hardware.plan(changed)
     if loaded.spec.fallback:
         plan = _fallback_plan(config, loaded.spec)
+    elif loaded.spec.experts is not None and config.executor == "auto":
+        plan = hardware.plan(replace(config, executor="torch"))  # the only one that runs experts
     method = choose(config.quantization, loaded)
     if method is not None:
         loaded = method.open(loaded)
