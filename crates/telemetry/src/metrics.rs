@@ -204,6 +204,12 @@ table! {
     engine_cached_tokens: Counters(Counter, Counter::default) = "branchline_worker_cached_tokens" ["worker"];
     #[doc = " Pages that the worker's prefix cache evicted."]
     engine_evicted: Counters(Counter, Counter::default) = "branchline_worker_evicted_pages" ["worker"];
+    #[doc = " Share of the worker's host tier that holds pages; absent if it has none."]
+    engine_host_usage: Ratios(Gauge, Gauge::default) = "branchline_worker_host_cache_usage_ratio" ["worker"];
+    #[doc = " Pages that the worker copied to its host tier."]
+    engine_host_stored: Counters(Counter, Counter::default) = "branchline_worker_host_stored_pages" ["worker"];
+    #[doc = " Pages that it brought back from there."]
+    engine_host_fetched: Counters(Counter, Counter::default) = "branchline_worker_host_fetched_pages" ["worker"];
     #[doc = " Sequences that the worker put back into its queue for want of pages or for a higher priority."]
     engine_retractions: Counters(Counter, Counter::default) = "branchline_worker_retractions" ["worker"];
     #[doc = " Guessed tokens that the worker checked."]

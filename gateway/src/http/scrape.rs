@@ -78,6 +78,12 @@ fn show(metrics: &Metrics, worker: &str, info: &proto::GetServerInfoResponse) {
         store(&metrics.engine_cached_tokens, worker, cache.cached_tokens);
         store(&metrics.engine_evicted, worker, cache.evicted_pages);
         store(&metrics.engine_retractions, worker, cache.retractions);
+        store(&metrics.engine_host_stored, worker, cache.host_stored_pages);
+        store(&metrics.engine_host_fetched, worker, cache.host_fetched_pages);
+        if cache.host_pages_total > 0 {
+            let share = ratio(cache.host_pages_used, cache.host_pages_total);
+            metrics.engine_host_usage.with(name()).set(share);
+        }
     }
     let guesses = info.speculative.unwrap_or_default();
     store(&metrics.engine_drafted, worker, guesses.drafted_tokens);
@@ -93,7 +99,12 @@ fn forget(metrics: &Metrics, worker: &str) {
     for gauges in [&metrics.engine_running, &metrics.engine_waiting] {
         gauges.remove(name());
     }
-    for ratios in [&metrics.engine_kv_usage, &metrics.engine_hit_rate, &metrics.engine_acceptance] {
+    for ratios in [
+        &metrics.engine_kv_usage,
+        &metrics.engine_hit_rate,
+        &metrics.engine_acceptance,
+        &metrics.engine_host_usage,
+    ] {
         ratios.remove(name());
     }
     for counters in [
@@ -101,6 +112,8 @@ fn forget(metrics: &Metrics, worker: &str) {
         &metrics.engine_cached_tokens,
         &metrics.engine_evicted,
         &metrics.engine_retractions,
+        &metrics.engine_host_stored,
+        &metrics.engine_host_fetched,
         &metrics.engine_drafted,
         &metrics.engine_accepted,
     ] {
@@ -124,6 +137,10 @@ mod tests {
                 cached_tokens: cached,
                 evicted_pages: 7,
                 retractions: 1,
+                host_pages_total: 8,
+                host_pages_used: 2,
+                host_stored_pages: 5,
+                host_fetched_pages: 4,
                 ..Default::default()
             }),
             speculative: Some(proto::SpeculativeStats { steps: 4, drafted_tokens: 8, accepted_tokens: 6 }),
@@ -143,6 +160,9 @@ mod tests {
             "cache_hit_ratio{worker=\"grpc://a:1\"} 0.25",
             "evicted_pages_total{worker=\"grpc://a:1\"} 7",
             "retractions_total{worker=\"grpc://a:1\"} 1",
+            "host_cache_usage_ratio{worker=\"grpc://a:1\"} 0.25",
+            "host_stored_pages_total{worker=\"grpc://a:1\"} 5",
+            "host_fetched_pages_total{worker=\"grpc://a:1\"} 4",
             "draft_acceptance_ratio{worker=\"grpc://a:1\"} 0.75",
         ] {
             assert!(text.contains(&format!("branchline_worker_{line}")), "{line}:\n{text}");
