@@ -168,7 +168,8 @@ def qwen3_moe(config: Config) -> ModelSpec:
 
 
 def _experts(config: Config, layers: int) -> Experts:
-    count, chosen = integer(config, "num_experts"), integer(config, "num_experts_per_tok")
+    newer = "num_local_experts" if "num_experts" not in config and "num_local_experts" in config else "num_experts"
+    count, chosen = integer(config, newer), integer(config, "num_experts_per_tok")
     if chosen > count:
         raise refuse("num_experts_per_tok", chosen, f"there are {count} experts")
     named = config.get("mlp_only_layers") or []
