@@ -30,11 +30,10 @@ async fn every_form_of_input_has_one_vector_a_text_in_order() {
         (json!([1, 2]), vec![2.0]),
         (json!([[1, 2, 3], [4]]), vec![3.0, 1.0]),
     ] {
-        let (status, answer) = ask(&gateway, "/v1/embeddings", json!({"model": "fake", "input": input})).await;
+        let (status, answer) =
+            ask(&gateway, "/v1/embeddings", json!({"model": "fake", "input": input})).await;
         assert_eq!(status, 200, "{answer}");
-        let entry = |(index, length): (usize, &f64)| {
-            json!({"object": "embedding", "index": index, "embedding": vec![*length; 4]})
-        };
+        let entry = |(index, length): (usize, &f64)| json!({"object": "embedding", "index": index, "embedding": vec![*length; 4]});
         let tokens = lengths.iter().sum::<f64>() as usize;
         let data: Vec<Value> = lengths.iter().enumerate().map(entry).collect();
         assert_eq!(
@@ -53,7 +52,8 @@ async fn vectors_are_cut_and_written_as_asked() {
     let body = json!({"input": "ab", "dimensions": 2, "encoding_format": "base64"});
     let (_, answer) = ask(&gateway, "/embeddings", body).await;
     assert_eq!(answer["data"][0]["embedding"], json!("AAAAQAAAAEA="), "two times 2.0");
-    let (_, answer) = ask(&gateway, "/v1/embeddings", json!({"input": "a".repeat(40), "truncate_prompt_tokens": -1})).await;
+    let (_, answer) =
+        ask(&gateway, "/v1/embeddings", json!({"input": "a".repeat(40), "truncate_prompt_tokens": -1})).await;
     assert_eq!(answer["usage"]["prompt_tokens"], json!(16), "{answer}");
 }
 
@@ -109,7 +109,11 @@ async fn a_long_document_is_refused_or_cut_and_the_query_is_kept_whole() {
         if task == "rank" {
             body["truncate_prompt_tokens"] = json!(4);
             let (status, answer) = ask(&gateway, "/v1/rerank", body).await;
-            assert_eq!((status, &answer["error"]["param"]), (400, &json!("truncate_prompt_tokens")), "{answer}");
+            assert_eq!(
+                (status, &answer["error"]["param"]),
+                (400, &json!("truncate_prompt_tokens")),
+                "{answer}"
+            );
         }
     }
 }

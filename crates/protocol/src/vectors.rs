@@ -100,10 +100,8 @@ impl RerankRequest {
             let message = format!("`{path}` has {} texts; send 1 to {MAX_TEXTS}", items.len());
             return Err(Error::invalid(path.as_str(), message));
         }
-        let documents = items
-            .iter()
-            .enumerate()
-            .map(|(position, item)| document(item, &format!("{path}[{position}]")));
+        let documents =
+            items.iter().enumerate().map(|(position, item)| document(item, &format!("{path}[{position}]")));
         Ok(Self {
             query: query.to_owned(),
             documents: documents.collect::<Result<_>>()?,
@@ -284,7 +282,10 @@ mod tests {
     fn documents_are_texts_or_objects_with_one() {
         let read = rerank(json!({"query": "q", "documents": ["a", {"text": "b", "id": 1}], "top_n": 1}));
         let read = read.unwrap();
-        assert_eq!((read.documents, read.top_n, read.return_documents), (vec!["a".into(), "b".into()], Some(1), true));
+        assert_eq!(
+            (read.documents, read.top_n, read.return_documents),
+            (vec!["a".into(), "b".into()], Some(1), true)
+        );
         for (value, field) in [
             (json!({"documents": ["a"]}), "query"),
             (json!({"query": "", "documents": ["a"]}), "query"),

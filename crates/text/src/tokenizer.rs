@@ -117,7 +117,12 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`Self::encode`]; `InvalidArgument` if `most` has no room for a token of the second.
-    pub fn encode_pair(&self, first: &str, second: &str, most: Option<usize>) -> Result<(Vec<u32>, Vec<u32>)> {
+    pub fn encode_pair(
+        &self,
+        first: &str,
+        second: &str,
+        most: Option<usize>,
+    ) -> Result<(Vec<u32>, Vec<u32>)> {
         let [first, mut second] = [self.encoding(first)?, self.encoding(second)?];
         if let Some(most) = most {
             let marks = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
@@ -126,13 +131,16 @@ impl Tokenizer {
                 second.truncate(room, 0, TruncationDirection::Right);
             }
         }
-        let joined = self.inner.post_process(first, Some(second), true).map_err(|error| untokenisable(&error))?;
+        let joined =
+            self.inner.post_process(first, Some(second), true).map_err(|error| untokenisable(&error))?;
         Ok((joined.get_ids().to_vec(), joined.get_type_ids().to_vec()))
     }
 
     fn room(&self, most: usize, taken: usize) -> Result<usize> {
         most.checked_sub(taken).filter(|&room| room > 0).ok_or_else(|| {
-            let message = format!("{most} tokens have no room for a text: {taken} are taken before it; raise the limit");
+            let message = format!(
+                "{most} tokens have no room for a text: {taken} are taken before it; raise the limit"
+            );
             Error::new(ErrorCode::InvalidArgument, message).with_field("truncate_prompt_tokens")
         })
     }

@@ -34,7 +34,12 @@ pub struct EmbedJob {
 
 impl EmbedJob {
     /// A job that middleware has not seen.
-    pub fn new(model: Arc<Model>, live: LiveGuard, inputs: Vec<proto::EmbedInput>, task: proto::EmbedTask) -> Self {
+    pub fn new(
+        model: Arc<Model>,
+        live: LiveGuard,
+        inputs: Vec<proto::EmbedInput>,
+        task: proto::EmbedTask,
+    ) -> Self {
         let weighed = inputs.iter().flat_map(|input| &input.token_ids).copied().collect();
         Self { model, live, inputs, task, dimensions: None, weighed, plan: Plan::default() }
     }

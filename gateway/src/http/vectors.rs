@@ -70,8 +70,7 @@ async fn serve_embeddings(intake: Intake, uri: Uri) -> Result<Response> {
     let request = EmbeddingRequest::read(&intake.fields(), intake.limits())?;
     let size = intake.model.info.embedding_size.unwrap_or(u32::MAX);
     if let Some(asked) = request.dimensions.filter(|&asked| asked > size) {
-        let message =
-            format!("`dimensions` is {asked} and the model's vectors have {size} values; lower it");
+        let message = format!("`dimensions` is {asked} and the model's vectors have {size} values; lower it");
         return Err(Error::invalid("dimensions", message));
     }
     let live = intake.register(None, "embd-")?;
@@ -86,7 +85,11 @@ async fn serve_embeddings(intake: Intake, uri: Uri) -> Result<Response> {
     let entry = |(index, vector): (usize, Vec<f32>)| EmbeddingEntry {
         object: "embedding",
         index,
-        embedding: if request.base64 { VectorText::Base64(base64(&vector)) } else { VectorText::Float(vector) },
+        embedding: if request.base64 {
+            VectorText::Base64(base64(&vector))
+        } else {
+            VectorText::Float(vector)
+        },
     };
     Ok(json(
         StatusCode::OK,

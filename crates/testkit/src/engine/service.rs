@@ -275,7 +275,10 @@ impl Engine for Service {
     }
 
     /// A vector of each text's length, or a score that grows with it: what routes and shapes are tested with.
-    async fn embed(&self, request: Request<proto::EmbedRequest>) -> Result<Response<proto::EmbedResponse>, Status> {
+    async fn embed(
+        &self,
+        request: Request<proto::EmbedRequest>,
+    ) -> Result<Response<proto::EmbedResponse>, Status> {
         self.admit(&request)?;
         let request = request.into_inner();
         let size = if request.task() == proto::EmbedTask::Rank { 1 } else { request.dimensions.unwrap_or(4) };
