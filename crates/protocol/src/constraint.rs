@@ -40,6 +40,8 @@ pub struct Terms {
     pub report: bool,
     /// Most tokens of reasoning before the constrained text.
     pub budget: Option<u32>,
+    /// The same as a wish: kept where a constrained text follows reasoning, and no fault elsewhere.
+    pub allowance: Option<u32>,
     /// The output begins with reasoning, whatever the prompt's end says.
     pub reasons: bool,
     /// The marks of that reasoning, as the model has it.
@@ -97,6 +99,7 @@ impl Terms {
             best_effort,
             report: fields.bool("return_grammar_info")?.unwrap_or(false),
             budget: fields.unsigned("thinking_budget", 0..=u32::MAX)?,
+            allowance: None,
             reasons: fields.bool("require_reasoning")?.unwrap_or(false),
             marks: None,
         })
@@ -195,18 +198,12 @@ fn each(
     put: &mut impl FnMut(Constraint) -> Result<()>,
 ) -> Result<()> {
     for (name, read) in names {
-        if let Some(value) = fields.get(name).filter(|value| asks(value)) {
+        if let Some(value) = fields.get(name) {
             let field = fields.path(name);
             put(Constraint { form: read(value, &field)?, field })?;
         }
     }
     Ok(())
-}
-
-/// Empty values ask for nothing, as clients send them for unset options.
-fn asks(value: &Value) -> bool {
-    !matches!(value, Value::String(text) if text.is_empty())
-        && !matches!(value, Value::Array(all) if all.is_empty())
 }
 
 /// `response_format` of OpenAI's chat API, or `text.format` of its Responses API, where the schema stands flat.
@@ -324,6 +321,17 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_constraint_is_one_too_and_null_is_none() {
+        assert_eq!(read(&json!({"regex": ""})).unwrap().unwrap().form, Form::Regex(String::new()));
+        assert_eq!(read(&json!({"ebnf": ""})).unwrap().unwrap().form, Form::Ebnf(String::new()));
+        assert_eq!(read(&json!({"guided_choice": []})).unwrap().unwrap().form, Form::Choice(Vec::new()));
+        for name in ["json_schema", "structural_tag", "guided_json"] {
+            assert_eq!(read(&json!({name: ""})).unwrap_err().field.as_deref(), Some(name));
+        }
+        assert_eq!(read(&json!({"regex": null, "json_schema": null})).unwrap(), None);
+    }
+
+    #[test]
     fn terms_are_read_and_refused_by_name() {
         let read = |value: Value| Terms::read(&Fields::of(&value, "").unwrap());
         assert_eq!(read(json!({"enforcement": "strict"})).unwrap(), Terms::default());
@@ -343,7 +351,7 @@ mod tests {
             json!({}),
             json!({"response_format": {"type": "text"}}),
             json!({"response_format": {}}),
-            json!({"regex": null, "structured_outputs": {}, "guided_choice": []}),
+            json!({"regex": null, "structured_outputs": {}, "guided_choice": null}),
         ] {
             assert_eq!(read(&value).unwrap(), None, "{value}");
         }

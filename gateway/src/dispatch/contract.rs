@@ -147,7 +147,7 @@ fn grammar(constraint: &Constraint, terms: &Terms) -> proto::Grammar {
             begin: marks.begin.clone(),
             end: marks.end.clone(),
             implicit: marks.implicit || terms.reasons,
-            max_tokens: terms.budget,
+            max_tokens: terms.budget.or(terms.allowance),
         }),
         enforcement: enforcement.into(),
         report: terms.report,

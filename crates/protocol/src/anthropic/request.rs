@@ -51,8 +51,9 @@ impl MessagesRequest {
         let (messages, continues) = messages(fields)?;
         let thinking = thinking(fields)?;
         let mut kwargs = template_kwargs(fields)?;
-        if let Some(thinking) = thinking {
-            kwargs.entry("enable_thinking").or_insert(thinking.into());
+        if let Some((enabled, budget)) = thinking {
+            kwargs.entry("enable_thinking").or_insert(enabled.into());
+            sampling.terms.allowance = budget;
         }
         Ok(Self {
             chat: ChatRequest {
@@ -90,11 +91,12 @@ fn output_format(fields: &Fields<'_>) -> Result<Option<Constraint>> {
     Ok(response_format(&format)?.map(|form| Constraint { form, field }))
 }
 
-fn thinking(fields: &Fields<'_>) -> Result<Option<bool>> {
+/// Whether the model is to think, and the most tokens of it.
+fn thinking(fields: &Fields<'_>) -> Result<Option<(bool, Option<u32>)>> {
     let Some(thinking) = fields.object("thinking")? else { return Ok(None) };
     match thinking.string("type")? {
-        Some("enabled" | "adaptive") => Ok(Some(true)),
-        Some("disabled") => Ok(Some(false)),
+        Some("enabled" | "adaptive") => Ok(Some((true, thinking.unsigned("budget_tokens", 1..=u32::MAX)?))),
+        Some("disabled") => Ok(Some((false, None))),
         other => {
             let shown = other.map_or(Value::Null, Value::from);
             Err(wrong(&thinking.path("type"), "\"enabled\" or \"disabled\"", &shown))
@@ -304,6 +306,7 @@ mod tests {
                 .unwrap();
         assert_eq!(chat.sampling.stop, ["END"]);
         assert_eq!(chat.input.kwargs["enable_thinking"], true);
+        assert_eq!((chat.sampling.terms.budget, chat.sampling.terms.allowance), (None, Some(9)));
         assert_eq!(chat.sampling.max_tokens, Some(5));
     }
 
@@ -314,6 +317,8 @@ mod tests {
             (json!({"stop_sequences": "x"}), "stop_sequences"),
             (json!({"n": 2}), "n"),
             (json!({"thinking": {"type": "on"}}), "thinking.type"),
+            (json!({"thinking": {"type": "enabled", "budget_tokens": 0}}), "thinking.budget_tokens"),
+            (json!({"thinking": {"type": "enabled", "budget_tokens": "9"}}), "thinking.budget_tokens"),
             (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role"),
             (
                 json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
