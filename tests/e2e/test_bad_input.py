@@ -82,6 +82,8 @@ TABLE: list[tuple[str, Any, int, tuple[str, ...]]] = [
     (CHAT, {**HI, "tool_choice": "required"}, 400, ("tool_choice", "tools")),
     (NATIVE, native(regex="(a"), 400, ("regex",)),
     (NATIVE, native(json_schema="{"), 400, ("json_schema",)),
+    (NATIVE, native(json_schema=""), 400, ("json_schema",)),
+    (CHAT, {**HI, "structural_tag": ""}, 400, ("structural_tag",)),
     (NATIVE, native(ebnf="root ::= ("), 400, ("ebnf",)),
     (NATIVE, native(regex="a", ebnf="root ::= 'a'"), 400, ("regex", "ebnf")),
     # not implemented, named
