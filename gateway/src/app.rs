@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Options;
 use crate::dispatch::{LeaseSigner, LiveRequests, Offload, Rooms};
-use crate::guard::BodyLimit;
+use crate::guard::{Admission, BodyLimit};
 use crate::http::{Explanations, ResponseStore, Shown};
 use crate::workers::Workers;
 
@@ -26,6 +26,8 @@ pub struct App {
     pub options: Options,
     /// How workers are spoken to over TLS.
     pub worker_tls: Arc<ClientTls>,
+    /// What requests compete for, if anything is limited.
+    pub admission: Option<Arc<Admission>>,
     /// Every series.
     pub metrics: Arc<Metrics>,
     /// Owner of every task that the gateway starts.
@@ -64,6 +66,7 @@ impl App {
     /// `InvalidArgument` if a worker's address can't be used.
     pub fn build(options: Options) -> Result<Arc<Self>> {
         let metrics = Arc::new(Metrics::default());
+        let admission = Admission::of(&options)?;
         let worker_tls = ClientTls::load(ClientFiles {
             ca: options.ca_cert_path.clone(),
             cert: options.client_cert_path.clone(),
@@ -89,6 +92,7 @@ impl App {
             fleet,
             options,
             metrics,
+            admission,
             worker_tls,
             plugins,
             live: Arc::default(),

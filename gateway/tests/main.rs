@@ -25,6 +25,7 @@ mod relay;
 mod routing;
 mod slow_reader;
 mod split;
+mod tenants;
 mod tls;
 mod vectors;
 #[cfg(feature = "wasm")]

@@ -147,6 +147,36 @@ fn an_open_address_needs_keys_or_the_word_insecure() {
 }
 
 #[test]
+fn an_open_port_for_operators_needs_an_admins_key() {
+    let open = ["--admin-port", "9000", "--admin-host", "0.0.0.0"];
+    for key in [&[][..], &["--user-api-key", "k"]] {
+        let text = refusal(&[&open, key].concat(), &[]);
+        assert!(
+            text.contains("--admin-host: 0.0.0.0 can be reached") && text.contains("--admin-api-key"),
+            "{text}"
+        );
+    }
+    for key in [["--api-key", "k"], ["--admin-api-key", "k"], ["--admin-host", "::1"]] {
+        options(&[&open[..2], &key].concat(), &[]);
+    }
+    assert!(refusal(&["--admin-port", "30000"], &[]).contains("--admin-port: 30000 is the main port too"));
+}
+
+#[test]
+fn files_of_tls_come_in_pairs() {
+    for (alone, missing) in [
+        ("--tls-cert-path", "--tls-key-path"),
+        ("--tls-key-path", "--tls-cert-path"),
+        ("--client-cert-path", "--client-key-path"),
+        ("--client-key-path", "--client-cert-path"),
+        ("--tls-client-ca-path", "--tls-cert-path"),
+    ] {
+        let text = refusal(&[alone, "x.pem"], &[]);
+        assert!(text.starts_with(&format!("error: {alone}: ")) && text.contains(missing), "{text}");
+    }
+}
+
+#[test]
 fn a_key_file_adds_keys_and_an_unreadable_one_is_the_only_fault() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("keys");

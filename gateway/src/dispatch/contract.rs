@@ -1,12 +1,14 @@
 //! A validated request as the engine contract says it. Absent stays absent.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use branchline_core::Error;
 use branchline_protocol::{Constraint, Form, LogprobRequest, Routing, Sampling, Terms};
 use branchline_worker::{CacheKey, Model, RouteQuery, Transport, proto};
 
 use super::{JobLease, LiveGuard};
+use crate::guard::Permit;
 use crate::http::Asked;
 use crate::middleware::route::Plan;
 
@@ -27,6 +29,8 @@ pub struct Job {
     pub routing: Routing,
     /// Its lease, checked.
     pub lease: Option<JobLease>,
+    /// What it was let in with, if anything is limited: told what it used.
+    pub permit: Option<Arc<Permit>>,
     /// The client's W3C trace context, if any.
     pub traceparent: String,
     /// The client's own name for the request, if any.
@@ -52,6 +56,25 @@ impl Job {
             engine_id: self.lease.as_ref().and_then(JobLease::engine_id),
             ..RouteQuery::default()
         }
+    }
+
+    /// Tells the door that a worker counted so many tokens.
+    pub(in crate::dispatch) fn used(&self, tokens: u32) {
+        if let Some(permit) = &self.permit {
+            permit.used(tokens);
+        }
+    }
+
+    /// How much time is left to it, by the gateway's limit and by the client's word.
+    pub(in crate::dispatch) fn time_left(
+        &self,
+        limit: Option<Duration>,
+        arrived: Instant,
+    ) -> Option<Duration> {
+        let own = self.permit.as_ref().and_then(|permit| permit.deadline());
+        let own = own.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let limit = limit.map(|limit| limit.saturating_sub(arrived.elapsed()));
+        own.into_iter().chain(limit).min()
     }
 
     /// The request of the contract.

@@ -193,7 +193,10 @@ impl Running {
         }
         if let Some(found) = piece.prompt {
             match self.continuations {
-                0 => self.observer.prompt(found, self.legs[0].predicted),
+                0 => {
+                    self.observer.prompt(found, self.legs[0].predicted);
+                    self.job.used(found.tokens);
+                }
                 // The client knows the prompt; that its continuation found it cached is no news.
                 _ => piece.prompt = None,
             }
@@ -202,6 +205,7 @@ impl Running {
         if let Some(end) = &mut piece.end {
             end.continuations = self.continuations;
             self.observer.ended(end);
+            self.job.used(end.completion_tokens);
             for leg in self.legs.extract_if(.., |leg| leg.sequence == Some(piece.index)) {
                 self.job.live.left(&leg.worker, &leg.id);
             }

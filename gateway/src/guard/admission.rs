@@ -1,32 +1,46 @@
-//! How many requests run at once: a place is held until the last byte of the answer, and a bounded queue waits for one.
+//! Which requests are let in, and when: allowances of their tenant, room for their bytes, and a place that is held until
+//! the last byte of the answer, for which a bounded queue waits.
 //!
-//! Whoever leaves the queue, by its time or with its client, frees his place in it. Refusals say when to come back, by
-//! the pace at which places have become free.
+//! Whoever leaves the queue, by its time, its deadline or with its client, frees his place in it. Refusals say when to
+//! come back, by the pace at which places have become free.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use axum::body::Body;
 use branchline_core::{Error, ErrorCode, Result};
+use http::{HeaderMap, HeaderName, Request};
+use http_body::Body as _;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use super::KeyHash;
+use super::flight::{Flight, Held};
+use super::queue::{Asked, Place, Queue, Waiting};
+use super::tenants::{Class, Tenant, Tenants};
 use crate::config::Options;
 
 /// Bounds of what a client is told to wait.
 const WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Weight of the latest gap between two free places.
 const WEIGHT: f64 = 0.2;
+/// Bytes of text a token, as long as nobody has counted.
+const BYTES_A_TOKEN: f64 = 4.0;
 
-/// The places of a gateway.
+const PRIORITY: [HeaderName; 2] =
+    [HeaderName::from_static("x-branchline-priority"), HeaderName::from_static("x-smg-priority")];
+const DEADLINE: HeaderName = HeaderName::from_static("x-branchline-deadline-ms");
+
+/// All that requests compete for.
 #[derive(Debug)]
 pub struct Admission {
-    places: Arc<Semaphore>,
-    waiting: AtomicUsize,
-    queue: usize,
+    queue: Option<Arc<Queue>>,
+    most_waiting: usize,
     patience: Duration,
     pace: Mutex<Pace>,
+    tenants: Option<Tenants>,
+    flight: Option<Arc<Flight>>,
 }
 
 /// Seconds between two places that become free, on average, and when the last one did.
@@ -36,82 +50,143 @@ struct Pace {
     last: Option<Instant>,
 }
 
-/// A place; free again when dropped.
+/// What a request was let in with; given back when dropped.
 #[derive(Debug)]
 pub struct Permit {
-    _place: OwnedSemaphorePermit,
+    place: Option<Place>,
     admission: Arc<Admission>,
+    _held: Option<Arc<Held>>,
+    /// Whose it is and the tokens it was let in with.
+    charged: Option<(Arc<Tenant>, f64)>,
+    /// Tokens counted since, and bytes of the answer, for workers that count none.
+    tokens: AtomicU64,
+    answered: AtomicU64,
+    deadline: Option<Instant>,
 }
 
-/// A place in the queue.
-struct Waiter<'a>(&'a AtomicUsize);
+/// A request at the door.
+#[must_use = "a request that is not let in is refused"]
+pub enum Entry {
+    /// It is in.
+    In(Permit),
+    /// It waits for a place.
+    Waits(Box<Queued>),
+}
 
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
+/// A request in the queue.
+pub struct Queued {
+    waiting: Waiting,
+    permit: Permit,
 }
 
 impl Admission {
-    /// What the options ask for; `None` if they set no limit.
-    pub fn of(options: &Options) -> Option<Arc<Self>> {
-        let places = options.max_concurrent_requests.min(Semaphore::MAX_PERMITS);
-        (places > 0).then(|| Self::new(places, options.queue_size, options.queue_timeout))
-    }
-
-    fn new(places: usize, queue: usize, patience: Duration) -> Arc<Self> {
-        Arc::new(Self {
-            places: Arc::new(Semaphore::new(places)),
-            waiting: AtomicUsize::new(0),
-            queue,
-            patience,
-            pace: Mutex::default(),
-        })
-    }
-
-    /// A place, at once or after a wait in the order of arrival.
+    /// What the options ask for; `None` if they limit nothing.
     ///
     /// # Errors
-    /// `ResourceExhausted`, with the time to wait, if the queue is full or the wait too long.
-    pub async fn enter(self: &Arc<Self>) -> Result<Permit> {
-        // A free place is for those who wait.
-        if self.waiting() == 0
-            && let Ok(place) = Arc::clone(&self.places).try_acquire_owned()
-        {
-            return Ok(self.permit(place));
+    /// If the file of tenants can't be used.
+    pub fn of(options: &Options) -> Result<Option<Arc<Self>>> {
+        let tenants = Tenants::load(options.tenant_file.as_deref(), options.tenant_header.as_deref())?;
+        let places = options.max_concurrent_requests;
+        let queue = (places > 0).then(|| Queue::new(places, options.queue_size));
+        let tenants = (queue.is_some() || tenants.limits()).then_some(tenants);
+        let flight = options.max_bytes_in_flight.map(|most| Flight::new(most.0));
+        if queue.is_none() && tenants.is_none() && flight.is_none() {
+            return Ok(None);
         }
-        let joined = self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiting| {
-            (waiting < self.queue).then_some(waiting + 1)
-        });
-        if joined.is_err() {
-            return Err(
-                self.refusal(format!("all places are taken and {} requests wait for one", self.queue))
-            );
+        Ok(Some(Arc::new(Self {
+            queue,
+            most_waiting: options.queue_size,
+            patience: options.queue_timeout,
+            pace: Mutex::default(),
+            tenants,
+            flight,
+        })))
+    }
+
+    /// Lets a request in, puts it in the queue, or refuses it. Its body is counted from now on.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` with the time to wait; `InvalidArgument` if its deadline is no number.
+    pub fn ask(self: &Arc<Self>, key: Option<KeyHash>, request: &mut Request<Body>) -> Result<Entry> {
+        let now = Instant::now();
+        let deadline = deadline(request.headers(), now)?;
+        let bytes = request.body().size_hint();
+        let declared = usize::try_from(bytes.lower()).unwrap_or(usize::MAX);
+        let tenant = self.tenants.as_ref().map(|tenants| tenants.of(key, request.headers()));
+        let cost = (declared as f64 / BYTES_A_TOKEN).max(1.0);
+        if let Some(tenant) = &tenant {
+            tenant.take(cost, now)?;
         }
-        let _waiter = Waiter(&self.waiting);
-        match timeout(self.patience, Arc::clone(&self.places).acquire_owned()).await {
-            Ok(Ok(place)) => Ok(self.permit(place)),
-            Ok(Err(_)) | Err(_) => {
-                Err(self
-                    .refusal(format!("no place became free within --queue-timeout of {:?}", self.patience)))
+        let mut permit = Permit {
+            place: None,
+            admission: Arc::clone(self),
+            _held: None,
+            charged: tenant.clone().map(|tenant| (tenant, cost)),
+            tokens: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            deadline,
+        };
+        if let Some(flight) = &self.flight {
+            let held = match flight.take(declared) {
+                Ok(held) => held,
+                Err(error) => return Err(permit.void(error)),
+            };
+            if bytes.exact().is_none() {
+                let body = std::mem::take(request.body_mut());
+                *request.body_mut() = held.count(body);
+            }
+            permit._held = Some(held);
+        }
+        let (Some(queue), Some(tenant)) = (&self.queue, tenant) else { return Ok(Entry::In(permit)) };
+        let asked = PRIORITY.iter().find_map(|name| request.headers().get(name)?.to_str().ok());
+        self.place(permit, queue, (&tenant, tenant.class(asked), cost), now)
+    }
+
+    fn place(
+        self: &Arc<Self>,
+        mut permit: Permit,
+        queue: &Arc<Queue>,
+        (tenant, class, cost): (&Arc<Tenant>, Class, f64),
+        now: Instant,
+    ) -> Result<Entry> {
+        match queue.ask(tenant, class, cost, now) {
+            Asked::Place(place) => {
+                permit.place = Some(place);
+                Ok(Entry::In(permit))
+            }
+            Asked::Full => {
+                let text = format!("all places are taken and {} requests wait for one", self.most_waiting);
+                let refusal = self.refusal(text);
+                Err(permit.void(refusal))
+            }
+            Asked::Wait(waiting) => {
+                // Nobody is helped by a place that comes after the answer was wanted.
+                let hopeless = permit.deadline.is_some_and(|deadline| now + self.expected() > deadline);
+                if hopeless {
+                    let text = "the queue is longer than the request's deadline allows".to_owned();
+                    let refusal = self.refusal(text);
+                    return Err(permit.void(refusal));
+                }
+                Ok(Entry::Waits(Box::new(Queued { waiting, permit })))
             }
         }
     }
 
     /// Requests in the queue.
     pub fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Acquire)
+        self.queue.as_ref().map_or(0, |queue| queue.waiting())
     }
 
-    fn permit(self: &Arc<Self>, place: OwnedSemaphorePermit) -> Permit {
-        Permit { _place: place, admission: Arc::clone(self) }
+    /// How long the last one in the queue waits, by the pace of late.
+    fn expected(&self) -> Duration {
+        let gap = self.pace.lock().gap.unwrap_or(0.0);
+        Duration::try_from_secs_f64(gap * self.waiting() as f64).unwrap_or(WAIT.1)
     }
 
     fn refusal(&self, why: String) -> Error {
-        let gap = self.pace.lock().gap.unwrap_or(0.0);
-        let wait = Duration::try_from_secs_f64(gap * (self.waiting() + 1) as f64).unwrap_or(WAIT.1);
-        Error::new(ErrorCode::ResourceExhausted, format!("{why}; try again later"))
-            .with_retry_after(wait.clamp(WAIT.0, WAIT.1))
+        let gap = Duration::try_from_secs_f64(self.pace.lock().gap.unwrap_or(0.0)).unwrap_or(WAIT.1);
+        let wait = (self.expected() + gap).clamp(WAIT.0, WAIT.1);
+        Error::new(ErrorCode::ResourceExhausted, format!("{why}; try again later")).with_retry_after(wait)
     }
 
     fn freed(&self, now: Instant) {
@@ -123,63 +198,96 @@ impl Admission {
     }
 }
 
+/// When the client has no use for an answer any more, by its own word.
+fn deadline(headers: &HeaderMap, now: Instant) -> Result<Option<Instant>> {
+    let Some(value) = headers.get(DEADLINE) else { return Ok(None) };
+    let left = value.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok());
+    match left.and_then(|left| now.checked_add(Duration::from_millis(left))) {
+        Some(deadline) => Ok(Some(deadline)),
+        None => {
+            let message = "x-branchline-deadline-ms is no number of milliseconds; give how long the answer is wanted, \
+                           such as 30000";
+            Err(Error::invalid("x-branchline-deadline-ms", message))
+        }
+    }
+}
+
+impl Queued {
+    /// The permit, when its turn has come.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the wait was too long, `DeadlineExceeded` if the request's own deadline passed.
+    pub async fn turn(self) -> Result<Permit> {
+        let Self { mut waiting, mut permit } = self;
+        let admission = Arc::clone(&permit.admission);
+        let left = permit.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let patience = left.map_or(admission.patience, |left| left.min(admission.patience));
+        match timeout(patience, waiting.turn()).await {
+            Ok(Some(place)) => {
+                permit.place = Some(place);
+                Ok(permit)
+            }
+            _ if left.is_some_and(|left| left <= admission.patience) => {
+                let text = "the request's deadline passed before a place became free";
+                let error = Error::new(ErrorCode::DeadlineExceeded, text);
+                Err(permit.void(error))
+            }
+            _ => {
+                let text = format!("no place became free within --queue-timeout of {:?}", admission.patience);
+                let refusal = admission.refusal(text);
+                Err(permit.void(refusal))
+            }
+        }
+    }
+}
+
+impl Permit {
+    /// A worker counted so many tokens of the request.
+    pub fn used(&self, tokens: u32) {
+        self.tokens.fetch_add(tokens.into(), Ordering::Relaxed);
+    }
+
+    /// So many bytes of the answer have gone out.
+    pub fn answered(&self, bytes: usize) {
+        if self.charged.is_some() {
+            self.answered.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// How long the answer is still wanted, if the client said.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Takes back what it was charged: nothing was done for it.
+    fn void(mut self, error: Error) -> Error {
+        if let Some((tenant, cost)) = self.charged.take() {
+            tenant.forgive(cost);
+        }
+        error
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.admission.freed(Instant::now());
+        // Who never had a place had nothing done.
+        if self.admission.queue.is_some()
+            && self.place.is_none()
+            && let Some((tenant, cost)) = self.charged.take()
+        {
+            tenant.forgive(cost);
+        }
+        if let Some((tenant, cost)) = self.charged.take() {
+            let counted = *self.tokens.get_mut() as f64;
+            let told = *self.answered.get_mut() as f64 / BYTES_A_TOKEN;
+            tenant.settle(if counted > 0.0 { counted - cost } else { told });
+        }
+        if self.place.take().is_some() {
+            self.admission.freed(Instant::now());
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    #[tokio::test]
-    async fn places_are_bounded_and_free_again_in_the_order_of_arrival() {
-        let admission = Admission::new(1, 2, 60 * SECOND);
-        let held = admission.enter().await.expect("a place");
-        let next = |name: &'static str| {
-            let admission = Arc::clone(&admission);
-            tokio::spawn(async move { (name, admission.enter().await.expect("a place")) })
-        };
-        let first = next("first");
-        while admission.waiting() < 1 {
-            tokio::task::yield_now().await;
-        }
-        let second = next("second");
-        while admission.waiting() < 2 {
-            tokio::task::yield_now().await;
-        }
-        let refused = admission.enter().await.expect_err("the queue is full");
-        assert_eq!(refused.code, ErrorCode::ResourceExhausted);
-        assert!(refused.retry_after >= Some(SECOND), "{refused:?}");
-        drop(held);
-        let (name, place) = first.await.expect("no panic");
-        assert_eq!((name, second.is_finished()), ("first", false));
-        drop(place);
-        assert_eq!(second.await.expect("no panic").0, "second");
-    }
-
-    #[tokio::test]
-    async fn who_leaves_the_queue_frees_his_place_in_it() {
-        let admission = Admission::new(1, 1, SECOND / 20);
-        let _held = admission.enter().await.expect("a place");
-        assert!(admission.enter().await.is_err(), "its time is over");
-        assert_eq!(admission.waiting(), 0);
-        let left = tokio::time::timeout(SECOND / 100, admission.enter()).await;
-        assert!(left.is_err(), "its client left");
-        assert_eq!(admission.waiting(), 0);
-    }
-
-    #[test]
-    fn the_wait_that_is_told_follows_the_pace() {
-        let admission = Admission::new(1, 0, SECOND);
-        let start = Instant::now();
-        for at in 0..20 {
-            admission.freed(start + 7 * SECOND * at);
-        }
-        let told = admission.refusal(String::new()).retry_after.expect("a wait");
-        assert!((6.5..7.5).contains(&told.as_secs_f64()), "{told:?}");
-    }
-}
+#[path = "admission/tests.rs"]
+mod tests;

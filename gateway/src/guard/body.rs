@@ -72,6 +72,11 @@ async fn next_piece(body: &mut Body, pace: &mut Pace) -> Result<Option<Bytes>> {
             Ok(Some(Ok(frame))) => frame,
             Ok(None) => return Ok(None),
             Ok(Some(Err(error))) => {
+                // What counts bytes on their way has words of its own.
+                let error = match error.into_inner().downcast::<Error>() {
+                    Ok(own) => return Err(*own),
+                    Err(other) => other,
+                };
                 let message = format!("the body broke off ({error}); send all of it");
                 return Err(Error::new(ErrorCode::InvalidArgument, message));
             }

@@ -17,7 +17,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tower::Service;
 
 use super::routes::{Access, Route, route_of};
-use super::{Admission, KeyHash, Keys, Permit, Role, origin};
+use super::{Admission, Entry, KeyHash, Keys, Permit, Role, origin};
 use crate::app::App;
 use crate::http::{Asked, Explanations, is_anthropic, refuse, shape};
 use crate::lifecycle::Fault;
@@ -59,7 +59,7 @@ impl<S> Gate<S> {
         let rules = Rules {
             keys,
             surface,
-            admission: Admission::of(&app.options),
+            admission: app.admission.clone(),
             metrics: Arc::clone(&app.metrics),
             explanations: Arc::clone(&app.explanations),
             fleet: Arc::clone(&app.fleet),
@@ -172,11 +172,11 @@ where
         if let Some(refusal) = refuse_framing(&request) {
             return Box::pin(std::future::ready(Ok(tally.attach(refusal))));
         }
-        let trusted = match self.rules.check(&request, route.access) {
+        let (key, trusted) = match self.rules.check(&request, route.access) {
             Ok((key, trusted)) => {
                 key.map(|key| request.extensions_mut().insert(key));
                 trusted.then(|| request.extensions_mut().insert(Trusted));
-                trusted
+                (key, trusted)
             }
             Err(error) => return Box::pin(std::future::ready(Ok(tally.attach(refuse(&error))))),
         };
@@ -188,7 +188,20 @@ where
         let mut request = request.map(Body::new);
         let rules = Arc::clone(&self.rules);
         let counted = route.is_work() && request.method() == Method::POST;
-        let Some(admission) = rules.admission.clone().filter(|_| counted) else {
+        let entry = rules.admission.as_ref().filter(|_| counted).map(|door| door.ask(key, &mut request));
+        let queued = match entry.transpose() {
+            Ok(None) => None,
+            Ok(Some(Entry::In(permit))) => {
+                tally.admit(permit, &mut request);
+                None
+            }
+            Ok(Some(Entry::Waits(queued))) => Some(queued),
+            Err(error) => {
+                let response = tally.finish(refuse(&error), named, &rules);
+                return Box::pin(std::future::ready(Ok(response)));
+            }
+        };
+        let Some(queued) = queued else {
             let answer = self.inner.call(request);
             return Box::pin(async move {
                 let Ok(response) = answer.await;
@@ -199,13 +212,8 @@ where
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
         Box::pin(async move {
-            match admission.enter().await {
-                Ok(permit) => {
-                    // Work that outlives its answer takes its place along.
-                    let permit = Arc::new(permit);
-                    request.extensions_mut().insert(Arc::clone(&permit));
-                    tally.permit = Some(permit);
-                }
+            match queued.turn().await {
+                Ok(permit) => tally.admit(permit, &mut request),
                 Err(error) => return Ok(tally.finish(refuse(&error), named, &rules)),
             }
             let Ok(response) = inner.call(request).await;
@@ -296,6 +304,13 @@ impl Tally {
         }
     }
 
+    /// Work that outlives its answer takes its place along.
+    fn admit(&mut self, permit: Permit, request: &mut Request<Body>) {
+        let permit = Arc::new(permit);
+        request.extensions_mut().insert(Arc::clone(&permit));
+        self.permit = Some(permit);
+    }
+
     fn finish(self, mut response: Response<Body>, named: Option<Named>, rules: &Rules) -> Response<Counted> {
         if let Some(named) = named {
             named.tell(&mut response, rules);
@@ -322,6 +337,9 @@ impl Tally {
     }
 
     fn note(&mut self, data: &[u8]) {
+        if let Some(permit) = &self.permit {
+            permit.answered(data.len());
+        }
         // Comment lines keep a connection alive; they are not output.
         if data.is_empty() || data[0] == b':' {
             return;

@@ -13,7 +13,25 @@ use crate::config::{Options, Secret, Value as _};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyHash([u8; 32]);
 
+impl From<[u8; 32]> for KeyHash {
+    fn from(hash: [u8; 32]) -> Self {
+        Self(hash)
+    }
+}
+
 impl KeyHash {
+    /// In hex, after `prefix`.
+    pub(super) fn hex(&self, prefix: &str) -> String {
+        let mut text = String::with_capacity(prefix.len() + 64);
+        text.push_str(prefix);
+        for byte in self.0 {
+            for digit in [byte >> 4, byte & 15] {
+                text.push(char::from_digit(digit.into(), 16).unwrap_or('0'));
+            }
+        }
+        text
+    }
+
     /// The owner's name for workers: tells keys apart and gives none away.
     pub fn tenant(&self) -> String {
         let digest = Sha256::new().chain_update(b"branchline tenant\0").chain_update(self.0).finalize();

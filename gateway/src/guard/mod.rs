@@ -5,12 +5,15 @@
 mod admission;
 mod body;
 mod exposure;
+mod flight;
 mod gate;
 mod keys;
 mod origin;
+mod queue;
 mod routes;
+mod tenants;
 
-pub use admission::{Admission, Permit};
+pub use admission::{Admission, Entry, Permit, Queued};
 pub use body::{BodyLimit, read_body};
 pub use exposure::{check_admin_exposure, check_exposure, is_loopback};
 pub use gate::{Counted, Gate, Surface, Trusted};

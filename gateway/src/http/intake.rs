@@ -182,6 +182,7 @@ impl Intake {
             logprobs,
             routing,
             lease,
+            permit: self.permit.clone(),
             traceparent: self.traceparent.clone(),
             tag: self.tag.clone(),
             asked: self.asked,

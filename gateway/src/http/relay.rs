@@ -27,7 +27,7 @@ use http::{Method, Request};
 use tokio::time::Instant;
 
 use crate::app::App;
-use crate::guard::read_body;
+use crate::guard::{Permit, read_body};
 use crate::http::answer::refuse;
 use crate::http::session::session_key;
 use crate::middleware::route::Plan;
@@ -124,6 +124,9 @@ fn attempts<'a>(app: &'a Arc<App>, head: &'a Parts, body: &Bytes, mut found: Pee
     let needs_key = app.fleet.needs_key(found.model.as_deref());
     let key = needs_key.then(|| session_key(&head.headers, &app.options, || found.session())).flatten();
     let headers = headers::to_worker(&head.headers, &app.options);
-    let deadline = app.options.request_timeout.map(|timeout| Instant::now() + timeout);
+    let own =
+        head.extensions.get::<Arc<Permit>>().and_then(|permit| permit.deadline()).map(Instant::from_std);
+    let limit = app.options.request_timeout.map(|timeout| Instant::now() + timeout);
+    let deadline = own.into_iter().chain(limit).min();
     Attempts { app, head, body, found, headers, key, deadline, plan: Plan::default() }
 }

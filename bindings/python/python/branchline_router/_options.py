@@ -112,6 +112,12 @@ class RouterOptions(TypedDict, total=False):
     """Requests over that limit that wait for a place; further ones are answered 429 at once. Default: 100."""
     queue_timeout: float | str
     """Longest wait for a place; then 429. Default: 60s."""
+    tenant_file: str
+    """File of tenants (TOML or JSON): weights, requests and tokens a minute, most urgent class, and the default of all others; see docs/security.md."""
+    tenant_header: str
+    """Header that names a request's tenant instead of its key; only where a proxy before the router sets it."""
+    max_bytes_in_flight: int | str
+    """Bytes of request bodies held at once; further requests are answered 429. `off` for no limit. Default: 1GiB."""
     max_connections: int
     """Connections served at once; more wait in the listen queue. Default: 16384."""
     prometheus_host: str

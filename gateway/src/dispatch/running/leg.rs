@@ -208,7 +208,7 @@ impl Leg {
         }
         let called = Called { id: job.live.id().as_str(), tag: job.tag.as_deref(), asked: job.asked };
         app.explanations.note(called, Some(&job.model.name), decision);
-        let deadline = app.options.request_timeout.map(|limit| limit.saturating_sub(arrived.elapsed()));
+        let deadline = job.time_left(app.options.request_timeout, arrived);
         let numerics_id = worker.model().map(|model| model.info.numerics_id.clone()).unwrap_or_default();
         let stream = worker
             .submit(request, SubmitOptions { deadline, guard: Some(guard), ..SubmitOptions::default() })

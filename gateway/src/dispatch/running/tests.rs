@@ -40,6 +40,7 @@ async fn a_refusal_without_another_worker_is_told_as_it_is_and_spends_no_retry()
         logprobs: None,
         routing: Routing::default(),
         lease: None,
+        permit: None,
         traceparent: String::new(),
         tag: None,
         asked: None,
