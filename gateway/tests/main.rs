@@ -6,6 +6,7 @@ mod apis;
 #[cfg(feature = "wasm")]
 mod authoring;
 mod continuation;
+mod discovery;
 mod engine;
 mod engine_faults;
 mod families;

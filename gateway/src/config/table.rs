@@ -104,8 +104,10 @@ table! {
     session_headers: Names = "x-branchline-session,x-smg-routing-key,x-session-id,x-user-id,x-tenant-id", since "0.2.0";
     #[doc = " File of workers: one URL a line, or JSON objects as for `POST /workers`; read again when it changes."]
     worker_file: Option<PathBuf> = "", since "0.2.0";
-    #[doc = " Names whose addresses are workers, as `dns://name:port` or `grpc+dns://name:port`; asked again every `worker-refresh`."]
+    #[doc = " Names whose addresses are workers, as `dns://name:port` or `grpc+dns://name:port`, or whose SRV records list them, as `srv://name` or `grpc+srv://name`; asked again every `worker-refresh`."]
     worker_dns: Vec<String> = "", since "0.2.0";
+    #[doc = " Name server that is asked for them, as `address` or `address:port`, instead of the system's."]
+    worker_dns_server: Option<String> = "", since "0.2.0";
     #[doc = " How often `worker-file` and `worker-dns` are looked at again."]
     worker_refresh: Duration = "5s", since "0.2.0";
     #[doc = " File in which workers that were added or removed over HTTP survive a restart."]

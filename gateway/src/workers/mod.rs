@@ -3,6 +3,7 @@
 //! The fleet knows workers that are there. This part decides which those are, and finds out what an address without
 //! a scheme speaks before the fleet hears of it.
 
+mod names;
 mod sources;
 mod state;
 

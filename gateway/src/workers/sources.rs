@@ -9,6 +9,7 @@ use std::sync::Arc;
 use branchline_core::{Error, ErrorCode, Result};
 use branchline_worker::{Fleet, WorkerSpec};
 
+use super::names::{Name, Names};
 use super::{Workers, key};
 use crate::config::Options;
 
@@ -16,16 +17,15 @@ use crate::config::Options;
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Source {
     File(PathBuf),
-    /// Scheme of the workers, name and port.
-    Name(&'static str, String),
+    Name(Name),
 }
 
 /// Reads every source once, then watches them.
 pub(super) fn watch(workers: &Arc<Workers>, options: &Options, fleet: &Arc<Fleet>) -> Result<()> {
     let mut sources: Vec<Source> = options.worker_file.clone().into_iter().map(Source::File).collect();
-    for name in &options.worker_dns {
-        sources.push(parse_name(name)?);
-    }
+    let asked = options.worker_dns.iter().map(|text| Name::parse(text)).collect::<Result<Vec<_>>>()?;
+    let names = Names::new(&asked, options.worker_dns_server.as_deref())?;
+    sources.extend(asked.into_iter().map(Source::Name));
     for source in &sources {
         if let Source::File(path) = source {
             // At the start a file that can't be read is a fault of the operator's.
@@ -34,13 +34,13 @@ pub(super) fn watch(workers: &Arc<Workers>, options: &Options, fleet: &Arc<Fleet
     }
     for source in sources {
         let (owner, fleet, every) = (Arc::clone(workers), Arc::clone(fleet), options.worker_refresh);
-        let (grace, stop) = (options.drain_timeout, workers.stop.clone());
+        let (grace, stop, names) = (options.drain_timeout, workers.stop.clone(), names.clone());
         workers.tracker.spawn(async move {
             let mut known: BTreeMap<String, WorkerSpec> = BTreeMap::new();
             loop {
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    read = read(&source) => match read {
+                    read = read(&source, &names) => match read {
                         Ok(found) => apply(&owner, &fleet, &mut known, found, grace),
                         Err(error) => tracing::warn!(error = %error, "a source of workers can't be read; the workers stay"),
                     },
@@ -55,30 +55,10 @@ pub(super) fn watch(workers: &Arc<Workers>, options: &Options, fleet: &Arc<Fleet
     Ok(())
 }
 
-fn parse_name(text: &str) -> Result<Source> {
-    let (scheme, rest) = match text.split_once("://") {
-        Some(("dns" | "http+dns", rest)) => ("http", rest),
-        Some(("grpc+dns", rest)) => ("grpc", rest),
-        _ => ("", ""),
-    };
-    match rest.parse::<http::uri::Authority>() {
-        Ok(at) if !scheme.is_empty() && at.port_u16().is_some() => Ok(Source::Name(scheme, rest.to_owned())),
-        _ => Err(Error::invalid(
-            "worker_dns",
-            format!("'{text}' is not a name of workers; give dns://name:port or grpc+dns://name:port"),
-        )),
-    }
-}
-
-async fn read(source: &Source) -> Result<Vec<WorkerSpec>> {
+async fn read(source: &Source, names: &Names) -> Result<Vec<WorkerSpec>> {
     match source {
         Source::File(path) => read_file(path),
-        Source::Name(scheme, name) => {
-            let found = tokio::net::lookup_host(name.as_str()).await;
-            let found =
-                found.map_err(|cause| Error::internal(format!("{name} can't be resolved: {cause}")))?;
-            Ok(found.map(|address| WorkerSpec::new(format!("{scheme}://{address}"))).collect())
-        }
+        Source::Name(name) => names.read(name).await,
     }
 }
 
@@ -179,15 +159,6 @@ mod tests {
         assert_eq!(urls(""), Ok(Vec::new()));
         for text in ["[", "[7]", r#"[{"url":"a","colour":"red"}]"#, r#"[{"url":"a","cost":0}]"#] {
             assert!(urls(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_name_says_what_its_workers_speak() {
-        assert_eq!(parse_name("dns://w.example:80"), Ok(Source::Name("http", "w.example:80".into())));
-        assert_eq!(parse_name("grpc+dns://w:9"), Ok(Source::Name("grpc", "w:9".into())));
-        for text in ["w:80", "dns://w", "srv://w:1", "dns://", "http://w:1"] {
-            assert_eq!(parse_name(text).unwrap_err().field.as_deref(), Some("worker_dns"), "{text}");
         }
     }
 }
