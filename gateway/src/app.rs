@@ -66,7 +66,7 @@ impl App {
     /// `InvalidArgument` if a worker's address can't be used.
     pub fn build(options: Options) -> Result<Arc<Self>> {
         let metrics = Arc::new(Metrics::default());
-        let admission = Admission::of(&options)?;
+        let admission = Admission::of(&options, &metrics)?;
         let worker_tls = ClientTls::load(ClientFiles {
             ca: options.ca_cert_path.clone(),
             cert: options.client_cert_path.clone(),

@@ -165,6 +165,9 @@ impl Server {
             app.tracker.spawn(tls.follow(drain.clone()));
         }
         app.tracker.spawn(Arc::clone(&app.worker_tls).follow(drain.clone()));
+        if let Some(admission) = app.admission.clone() {
+            app.tracker.spawn(admission.follow(drain.clone()));
+        }
         stop.await;
         app.begin_drain();
         drain.cancel();

@@ -266,3 +266,58 @@ async fn what_outlives_the_drain_ends_in_one_error_event_or_in_503() {
     assert_eq!(whole.status, 503);
     assert!(whole.text().contains("drain timeout"), "{}", whole.text());
 }
+
+/// Waits until those engines can be chosen, and no other.
+async fn ready(gateway: &Gateway, engines: &[&FakeEngine]) {
+    let mut wanted: Vec<String> = engines.iter().map(|engine| engine.url()).collect();
+    wanted.sort_unstable();
+    let told = gateway.app.fleet.wait_until(move |fleet| {
+        let workers = fleet.workers();
+        let mut ready: Vec<String> =
+            workers.iter().filter(|worker| worker.is_ready()).map(|worker| worker.url.to_string()).collect();
+        ready.sort_unstable();
+        ready == wanted
+    });
+    within("the engines' word", told).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_says_it_cannot_serve_gets_nothing_new_and_keeps_what_it_has() {
+    let (ill, well, gateway) = two(&[EVEN, ("slow_start", "0")]).await;
+    well.can_serve(false).await;
+    ready(&gateway, &[&ill]).await;
+    let streamed = json!({"prompt": [1, 2, 3], "max_tokens": 4, "stream": true}).to_string();
+    let mut kept = gateway.send("POST", "/v1/completions", &[], &streamed).await;
+    within("its request", ill.wait_until(|engine| engine.submits().len() == 1)).await;
+    let handle = ill.submits()[0].handle;
+    let news =
+        |text: &str| SequenceDelta { handle, token_ids: vec![65], text: text.into(), ..Default::default() };
+    ill.emit(vec![news("begun")]);
+    kept.read_until("begun").await;
+    well.can_serve(true).await;
+    ill.can_serve(false).await;
+    ready(&gateway, &[&well]).await;
+    for number in 0..6 {
+        assert_eq!(ask(&gateway, number).await, (200, FINE.into()));
+    }
+    assert_eq!(ill.submits().len(), 1, "nothing new");
+    let end = proto::Finish { reason: FinishReason::Stop.into(), completion_tokens: 2, ..Default::default() };
+    ill.emit(vec![SequenceDelta { finish: Some(end), ..news("done") }]);
+    let answer = kept.answer().await.text();
+    assert!(answer.contains("done") && answer.contains("[DONE]"), "{answer}");
+    ill.script(fine);
+    ill.can_serve(true).await;
+    ready(&gateway, &[&ill, &well]).await;
+    within("its turn", async {
+        let mut number = 10;
+        while ill.submits().len() == 1 {
+            assert_eq!(ask(&gateway, number).await.0, 200);
+            number += 1;
+        }
+    })
+    .await;
+    ill.can_serve(false).await;
+    well.can_serve(false).await;
+    ready(&gateway, &[]).await;
+    assert_eq!(ask(&gateway, 99).await.0, 503);
+}

@@ -6,6 +6,7 @@ mod apis;
 #[cfg(feature = "wasm")]
 mod authoring;
 mod continuation;
+mod deadlines;
 mod discovery;
 mod engine;
 mod engine_faults;
@@ -16,6 +17,7 @@ mod guard;
 mod guests;
 mod headers;
 mod health;
+mod kept;
 mod kit;
 mod limits;
 mod process;

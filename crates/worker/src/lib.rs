@@ -42,7 +42,7 @@ pub use options::{BufferLimits, FleetOptions, SubmitOptions};
 pub use pair::PairChoice;
 pub use route::{CacheKey, Choice, Decision, Look, RouteQuery};
 pub use spec::{ModelCard, ModelName, RUNTIMES, Role, WorkerPatch, WorkerSpec};
-pub use tls::{ClientFiles, ClientTls, ServerTls, Wire};
+pub use tls::{ClientFiles, ClientTls, ServerTls, Wire, follow_files};
 pub use worker::{Transport, Worker, WorkerInfo};
 
 pub use branchline_routing::{Candidate, PolicyKind};

@@ -172,7 +172,7 @@ impl ServerTls {
     pub async fn follow(self: Arc<Self>, stop: CancellationToken) {
         let files = [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()];
         let files = files.into_iter().flatten().cloned().collect();
-        follow(files, stop, || {
+        follow_files(files, "certificates", stop, || {
             self.current.store(Arc::new(Self::read(&self.cert, &self.key, self.client_ca.as_deref())?));
             Ok(())
         })
@@ -254,7 +254,7 @@ impl ClientTls {
         if files.is_empty() {
             return;
         }
-        follow(files, stop, || {
+        follow_files(files, "certificates", stop, || {
             self.current.store(Some(Arc::new(self.read()?)));
             Ok(())
         })
@@ -262,8 +262,14 @@ impl ClientTls {
     }
 }
 
-/// Calls `change` when the files' bytes have changed, and again until it succeeds; each failure is logged once.
-async fn follow(files: Vec<PathBuf>, stop: CancellationToken, change: impl Fn() -> Result<()>) {
+/// Looks at files every second: calls `change` when their bytes have changed, and again until it succeeds. Each failure is
+/// logged once; `what` names them in the log.
+pub async fn follow_files(
+    files: Vec<PathBuf>,
+    what: &'static str,
+    stop: CancellationToken,
+    change: impl Fn() -> Result<()>,
+) {
     let look = || files.iter().map(|path| std::fs::read(path).ok()).collect::<Vec<_>>();
     let (mut good, mut told) = (None, None);
     loop {
@@ -272,13 +278,13 @@ async fn follow(files: Vec<PathBuf>, stop: CancellationToken, change: impl Fn() 
             match change() {
                 Ok(()) => {
                     if good.is_some() {
-                        tracing::info!(?files, "certificates were read again");
+                        tracing::info!(?files, "{what} were read again");
                     }
                     good = Some(seen);
                 }
                 // The other half of a pair may be on its way.
                 Err(error) if told.as_ref() != Some(&seen) => {
-                    tracing::warn!(%error, "changed certificates can't be used; the last ones stay");
+                    tracing::warn!(%error, "changed {what} can't be used; the last ones stay");
                     told = Some(seen);
                 }
                 Err(_) => {}

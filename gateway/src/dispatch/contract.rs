@@ -45,6 +45,18 @@ pub struct Job {
     pub(crate) plan: Plan,
 }
 
+/// How much time is left to a request, by the gateway's limit and by its client's word.
+pub(in crate::dispatch) fn time_left(
+    permit: Option<&Permit>,
+    limit: Option<Duration>,
+    arrived: Instant,
+) -> Option<Duration> {
+    let own = permit.and_then(Permit::deadline);
+    let own = own.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let limit = limit.map(|limit| limit.saturating_sub(arrived.elapsed()));
+    own.into_iter().chain(limit).min()
+}
+
 impl Job {
     /// What the fleet is asked when a worker is chosen for `tokens`: the prompt, or that and what was emitted.
     pub(crate) fn query<'a>(&'a self, tokens: &'a [u32]) -> RouteQuery<'a> {
@@ -58,23 +70,11 @@ impl Job {
         }
     }
 
-    /// Tells the door that a worker counted so many tokens.
+    /// Tells the door that so many tokens were computed or emitted.
     pub(in crate::dispatch) fn used(&self, tokens: u32) {
         if let Some(permit) = &self.permit {
             permit.used(tokens);
         }
-    }
-
-    /// How much time is left to it, by the gateway's limit and by the client's word.
-    pub(in crate::dispatch) fn time_left(
-        &self,
-        limit: Option<Duration>,
-        arrived: Instant,
-    ) -> Option<Duration> {
-        let own = self.permit.as_ref().and_then(|permit| permit.deadline());
-        let own = own.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let limit = limit.map(|limit| limit.saturating_sub(arrived.elapsed()));
-        own.into_iter().chain(limit).min()
     }
 
     /// The request of the contract.

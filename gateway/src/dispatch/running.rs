@@ -201,11 +201,14 @@ impl Running {
                 _ => piece.prompt = None,
             }
         }
-        self.emitted[piece.index as usize].add(piece);
+        let emitted = &mut self.emitted[piece.index as usize];
+        emitted.add(piece);
+        // At once: who leaves before the end has had them too.
+        self.job.used(piece.token_ids.len() as u32);
         if let Some(end) = &mut piece.end {
             end.continuations = self.continuations;
             self.observer.ended(end);
-            self.job.used(end.completion_tokens);
+            self.job.used(end.completion_tokens.saturating_sub(emitted.ids.len() as u32));
             for leg in self.legs.extract_if(.., |leg| leg.sequence == Some(piece.index)) {
                 self.job.live.left(&leg.worker, &leg.id);
             }

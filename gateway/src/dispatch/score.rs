@@ -7,9 +7,10 @@ use branchline_core::{Error, ErrorCode, Result};
 use branchline_protocol::Routing;
 use branchline_worker::{Model, RouteQuery, Transport, proto};
 
-use super::contract::{cache_key, cache_namespace};
+use super::contract::{cache_key, cache_namespace, time_left};
 use super::{JobLease, LiveGuard};
 use crate::app::App;
+use crate::guard::Permit;
 use crate::middleware::route::Plan;
 
 const ATTEMPTS: usize = 3;
@@ -29,6 +30,8 @@ pub struct ScoreJob {
     pub routing: Routing,
     /// Its lease, checked.
     pub lease: Option<JobLease>,
+    /// What it was let in with, if anything is limited.
+    pub permit: Option<Arc<Permit>>,
     /// Whom middleware rules out.
     pub(crate) plan: Plan,
 }
@@ -60,7 +63,13 @@ pub async fn score(app: &App, job: ScoreJob, arrived: Instant) -> Result<(ScoreJ
         let outcome = choice.worker.score(request(app, &job, arrived)).await;
         drop(choice.guard);
         match outcome {
-            Ok(found) => return Ok((job, found)),
+            Ok(found) => {
+                if let Some(permit) = &job.permit {
+                    let choices: usize = job.choices.iter().map(Vec::len).sum();
+                    permit.used(u32::try_from(job.prefix.len() + choices).unwrap_or(u32::MAX));
+                }
+                return Ok((job, found));
+            }
             Err(error) if may_move(&error) && tried.len() < ATTEMPTS => {}
             Err(error) => return Err(error),
         }
@@ -73,7 +82,7 @@ pub(super) fn may_move(error: &Error) -> bool {
 }
 
 fn request(app: &App, job: &ScoreJob, arrived: Instant) -> proto::ScoreRequest {
-    let deadline = app.options.request_timeout.map(|limit| limit.saturating_sub(arrived.elapsed()));
+    let deadline = time_left(job.permit.as_deref(), app.options.request_timeout, arrived);
     proto::ScoreRequest {
         request_id: job.live.id().as_str().to_owned(),
         prefix_token_ids: job.prefix.clone(),

@@ -5,28 +5,28 @@
 //! come back, by the pace at which places have become free.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use branchline_core::{Error, ErrorCode, Result};
+use branchline_telemetry::Metrics;
+use branchline_worker::follow_files;
 use http::{HeaderMap, HeaderName, Request};
 use http_body::Body as _;
-use parking_lot::Mutex;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use super::KeyHash;
-use super::flight::{Flight, Held};
+use super::flight::{AHEAD, Flight, Held};
+use super::policies::Class;
 use super::queue::{Asked, Place, Queue, Waiting};
-use super::tenants::{Class, Tenant, Tenants};
+use super::tenants::{Tenant, Tenants};
+use super::usage::{BYTES_A_TOKEN, Told, Usage};
 use crate::config::Options;
 
 /// Bounds of what a client is told to wait.
 const WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Weight of the latest gap between two free places.
-const WEIGHT: f64 = 0.2;
-/// Bytes of text a token, as long as nobody has counted.
-const BYTES_A_TOKEN: f64 = 4.0;
 
 const PRIORITY: [HeaderName; 2] =
     [HeaderName::from_static("x-branchline-priority"), HeaderName::from_static("x-smg-priority")];
@@ -38,16 +38,9 @@ pub struct Admission {
     queue: Option<Arc<Queue>>,
     most_waiting: usize,
     patience: Duration,
-    pace: Mutex<Pace>,
     tenants: Option<Tenants>,
     flight: Option<Arc<Flight>>,
-}
-
-/// Seconds between two places that become free, on average, and when the last one did.
-#[derive(Debug, Default)]
-struct Pace {
-    gap: Option<f64>,
-    last: Option<Instant>,
+    metrics: Arc<Metrics>,
 }
 
 /// What a request was let in with; given back when dropped.
@@ -58,9 +51,11 @@ pub struct Permit {
     _held: Option<Arc<Held>>,
     /// Whose it is and the tokens it was let in with.
     charged: Option<(Arc<Tenant>, f64)>,
-    /// Tokens counted since, and bytes of the answer, for workers that count none.
+    /// Tokens that engines counted since.
     tokens: AtomicU64,
-    answered: AtomicU64,
+    /// What the answer says of them, where no engine of ours counted.
+    told: AtomicU64,
+    is_guess: AtomicBool,
     deadline: Option<Instant>,
 }
 
@@ -84,11 +79,11 @@ impl Admission {
     ///
     /// # Errors
     /// If the file of tenants can't be used.
-    pub fn of(options: &Options) -> Result<Option<Arc<Self>>> {
+    pub fn of(options: &Options, metrics: &Arc<Metrics>) -> Result<Option<Arc<Self>>> {
         let tenants = Tenants::load(options.tenant_file.as_deref(), options.tenant_header.as_deref())?;
         let places = options.max_concurrent_requests;
         let queue = (places > 0).then(|| Queue::new(places, options.queue_size));
-        let tenants = (queue.is_some() || tenants.limits()).then_some(tenants);
+        let tenants = (queue.is_some() || tenants.file().is_some()).then_some(tenants);
         let flight = options.max_bytes_in_flight.map(|most| Flight::new(most.0));
         if queue.is_none() && tenants.is_none() && flight.is_none() {
             return Ok(None);
@@ -97,10 +92,17 @@ impl Admission {
             queue,
             most_waiting: options.queue_size,
             patience: options.queue_timeout,
-            pace: Mutex::default(),
             tenants,
             flight,
+            metrics: Arc::clone(metrics),
         })))
+    }
+
+    /// Reads the file of tenants again whenever it changes; ends with `stop`, at once if there is none.
+    pub async fn follow(self: Arc<Self>, stop: CancellationToken) {
+        let Some(tenants) = &self.tenants else { return };
+        let Some(file) = tenants.file() else { return };
+        follow_files(vec![file.clone()], "tenants", stop, || tenants.read_again()).await;
     }
 
     /// Lets a request in, puts it in the queue, or refuses it. Its body is counted from now on.
@@ -115,7 +117,7 @@ impl Admission {
         let tenant = self.tenants.as_ref().map(|tenants| tenants.of(key, request.headers()));
         let cost = (declared as f64 / BYTES_A_TOKEN).max(1.0);
         if let Some(tenant) = &tenant {
-            tenant.take(cost, now)?;
+            tenant.take(cost, now).inspect_err(|_| self.count("allowance"))?;
         }
         let mut permit = Permit {
             place: None,
@@ -123,15 +125,19 @@ impl Admission {
             _held: None,
             charged: tenant.clone().map(|tenant| (tenant, cost)),
             tokens: AtomicU64::new(0),
-            answered: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+            is_guess: AtomicBool::new(true),
             deadline,
         };
         if let Some(flight) = &self.flight {
             let held = match flight.take(declared) {
                 Ok(held) => held,
-                Err(error) => return Err(permit.void(error)),
+                Err(error) => {
+                    self.count("bytes");
+                    return Err(permit.void(error));
+                }
             };
-            if bytes.exact().is_none() {
+            if bytes.exact().is_none() || declared > AHEAD {
                 let body = std::mem::take(request.body_mut());
                 *request.body_mut() = held.count(body);
             }
@@ -156,16 +162,14 @@ impl Admission {
             }
             Asked::Full => {
                 let text = format!("all places are taken and {} requests wait for one", self.most_waiting);
-                let refusal = self.refusal(text);
-                Err(permit.void(refusal))
+                Err(permit.void(self.refusal("full", &text)))
             }
             Asked::Wait(waiting) => {
                 // Nobody is helped by a place that comes after the answer was wanted.
-                let hopeless = permit.deadline.is_some_and(|deadline| now + self.expected() > deadline);
-                if hopeless {
-                    let text = "the queue is longer than the request's deadline allows".to_owned();
-                    let refusal = self.refusal(text);
-                    return Err(permit.void(refusal));
+                let left = permit.deadline.map(|deadline| deadline.saturating_duration_since(now));
+                if left.is_some_and(|left| queue.expected().0 > left) {
+                    let text = "the queue is longer than the request's deadline allows";
+                    return Err(permit.void(self.refusal("deadline", text)));
                 }
                 Ok(Entry::Waits(Box::new(Queued { waiting, permit })))
             }
@@ -177,24 +181,19 @@ impl Admission {
         self.queue.as_ref().map_or(0, |queue| queue.waiting())
     }
 
-    /// How long the last one in the queue waits, by the pace of late.
-    fn expected(&self) -> Duration {
-        let gap = self.pace.lock().gap.unwrap_or(0.0);
-        Duration::try_from_secs_f64(gap * self.waiting() as f64).unwrap_or(WAIT.1)
+    /// Bytes of bodies that are held.
+    pub fn bytes(&self) -> usize {
+        self.flight.as_ref().map_or(0, |flight| flight.bytes())
     }
 
-    fn refusal(&self, why: String) -> Error {
-        let gap = Duration::try_from_secs_f64(self.pace.lock().gap.unwrap_or(0.0)).unwrap_or(WAIT.1);
-        let wait = (self.expected() + gap).clamp(WAIT.0, WAIT.1);
+    fn count(&self, reason: &'static str) {
+        self.metrics.admission_refused.with([reason]).inc();
+    }
+
+    fn refusal(&self, reason: &'static str, why: &str) -> Error {
+        self.count(reason);
+        let wait = self.queue.as_ref().map_or(WAIT.0, |queue| queue.expected().1).clamp(WAIT.0, WAIT.1);
         Error::new(ErrorCode::ResourceExhausted, format!("{why}; try again later")).with_retry_after(wait)
-    }
-
-    fn freed(&self, now: Instant) {
-        let mut pace = self.pace.lock();
-        if let Some(last) = pace.last.replace(now) {
-            let gap = now.duration_since(last).as_secs_f64();
-            pace.gap = Some(pace.gap.map_or(gap, |old| old + WEIGHT * (gap - old)));
-        }
     }
 }
 
@@ -228,14 +227,14 @@ impl Queued {
                 Ok(permit)
             }
             _ if left.is_some_and(|left| left <= admission.patience) => {
+                admission.count("deadline");
                 let text = "the request's deadline passed before a place became free";
                 let error = Error::new(ErrorCode::DeadlineExceeded, text);
                 Err(permit.void(error))
             }
             _ => {
                 let text = format!("no place became free within --queue-timeout of {:?}", admission.patience);
-                let refusal = admission.refusal(text);
-                Err(permit.void(refusal))
+                Err(permit.void(admission.refusal("timeout", &text)))
             }
         }
     }
@@ -247,11 +246,19 @@ impl Permit {
         self.tokens.fetch_add(tokens.into(), Ordering::Relaxed);
     }
 
-    /// So many bytes of the answer have gone out.
-    pub fn answered(&self, bytes: usize) {
-        if self.charged.is_some() {
-            self.answered.fetch_add(bytes as u64, Ordering::Relaxed);
-        }
+    /// Whether anybody wants to know what its answer says of tokens.
+    pub(super) fn is_charged(&self) -> bool {
+        self.charged.is_some()
+    }
+
+    /// What its answer said of tokens.
+    pub(super) fn told(&self, usage: &Usage) {
+        let (tokens, is_guess) = match usage.told() {
+            Told::Counted(tokens) => (tokens, false),
+            Told::Guessed(tokens) => (tokens, true),
+        };
+        self.told.store(tokens, Ordering::Relaxed);
+        self.is_guess.store(is_guess, Ordering::Relaxed);
     }
 
     /// How long the answer is still wanted, if the client said.
@@ -278,12 +285,13 @@ impl Drop for Permit {
             tenant.forgive(cost);
         }
         if let Some((tenant, cost)) = self.charged.take() {
-            let counted = *self.tokens.get_mut() as f64;
-            let told = *self.answered.get_mut() as f64 / BYTES_A_TOKEN;
-            tenant.settle(if counted > 0.0 { counted - cost } else { told });
-        }
-        if self.place.take().is_some() {
-            self.admission.freed(Instant::now());
+            let (counted, told) = (*self.tokens.get_mut() as f64, *self.told.get_mut() as f64);
+            tenant.settle(match *self.is_guess.get_mut() {
+                _ if counted > 0.0 => counted - cost,
+                false => told - cost,
+                // The prompt was paid for.
+                true => told,
+            });
         }
     }
 }

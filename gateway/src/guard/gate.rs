@@ -17,6 +17,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tower::Service;
 
 use super::routes::{Access, Route, route_of};
+use super::usage::Usage;
 use super::{Admission, Entry, KeyHash, Keys, Permit, Role, origin};
 use crate::app::App;
 use crate::http::{Asked, Explanations, is_anthropic, refuse, shape};
@@ -273,6 +274,8 @@ struct Tally {
     span: Option<RequestSpan>,
     /// Its place among those that run at once, held to the last byte.
     permit: Option<Arc<Permit>>,
+    /// What its answer says of tokens, if somebody is charged for them.
+    usage: Option<Usage>,
     /// Its refusals have the shape of Anthropic's API.
     anthropic: bool,
 }
@@ -300,6 +303,7 @@ impl Tally {
             pace: Pace::Done,
             span: None,
             permit: None,
+            usage: None,
             anthropic: false,
         }
     }
@@ -331,14 +335,16 @@ impl Tally {
         if response.status().is_success() && self.route.access == Access::Client {
             let kind = response.headers().get(header::CONTENT_TYPE);
             let stream = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+            let charged = self.permit.as_ref().is_some_and(|permit| permit.is_charged());
+            self.usage = charged.then(|| Usage::of_stream(stream));
             self.pace = Pace::First { stream };
         }
         response.map(|body| Counted { body, tally: self })
     }
 
     fn note(&mut self, data: &[u8]) {
-        if let Some(permit) = &self.permit {
-            permit.answered(data.len());
+        if let Some(usage) = &mut self.usage {
+            usage.read(data);
         }
         // Comment lines keep a connection alive; they are not output.
         if data.is_empty() || data[0] == b':' {
@@ -373,6 +379,9 @@ impl Tally {
 impl Drop for Tally {
     fn drop(&mut self) {
         self.in_flight.dec();
+        if let (Some(permit), Some(usage)) = (&self.permit, &self.usage) {
+            permit.told(usage);
+        }
         let label = self.route.label;
         self.metrics.request_seconds.with([label]).observe(self.started.elapsed().as_secs_f64());
         // 499 as in the field's logs: the client left before an answer.

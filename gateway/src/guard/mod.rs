@@ -9,9 +9,11 @@ mod flight;
 mod gate;
 mod keys;
 mod origin;
+mod policies;
 mod queue;
 mod routes;
 mod tenants;
+mod usage;
 
 pub use admission::{Admission, Entry, Permit, Queued};
 pub use body::{BodyLimit, read_body};

@@ -7,12 +7,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::tenants::{Class, Tenant};
+use super::policies::Class;
+use super::tenants::Tenant;
+
+/// Weight of the latest gap between two places that became free.
+const WEIGHT: f64 = 0.2;
 
 /// The places and those who wait.
 #[derive(Debug)]
@@ -30,7 +34,26 @@ struct State {
     next: u64,
     /// Virtual time: of the work that was let in last.
     clock: f64,
+    pace: Pace,
     lanes: BTreeMap<(Class, Arc<str>), Lane>,
+}
+
+/// How fast places become free while all are taken; idle times say nothing of that.
+#[derive(Debug, Default)]
+struct Pace {
+    /// Seconds between two of them, on average.
+    gap: Option<f64>,
+    /// When the last one became free, or the last free one was taken.
+    since: Option<Instant>,
+}
+
+impl Pace {
+    fn freed(&mut self, now: Instant) {
+        if let Some(since) = self.since.replace(now) {
+            let gap = now.saturating_duration_since(since).as_secs_f64();
+            self.gap = Some(self.gap.map_or(gap, |old| old + WEIGHT * (gap - old)));
+        }
+    }
 }
 
 /// One tenant's waiters of one class, oldest first.
@@ -80,6 +103,13 @@ impl Queue {
         self.waiting.load(Ordering::Acquire)
     }
 
+    /// How long one waits who comes now, and the next one, by the pace of late.
+    pub(super) fn expected(&self) -> (Duration, Duration) {
+        let gap = self.state.lock().pace.gap.unwrap_or(0.0);
+        let wait = |places: usize| Duration::try_from_secs_f64(gap * places as f64).unwrap_or(Duration::MAX);
+        (wait(self.waiting()), wait(self.waiting() + 1))
+    }
+
     /// A place for work of `cost` tokens, at once if nobody waits for it.
     pub(super) fn ask(
         self: &Arc<Self>,
@@ -91,6 +121,9 @@ impl Queue {
         let mut state = self.state.lock();
         if state.running < self.places && self.waiting() == 0 {
             state.running += 1;
+            if state.running == self.places {
+                state.pace.since = Some(now);
+            }
             state.clock = state.clock.max(tenant.start(state.clock, cost));
             return Asked::Place(Place(Some(Arc::clone(self))));
         }
@@ -106,6 +139,14 @@ impl Queue {
         lane.waiters.push_back(Waiter { id, since: now, cost, wake });
         self.waiting.fetch_add(1, Ordering::AcqRel);
         Asked::Wait(Waiting { queue: Arc::clone(self), lane: key, id, woken })
+    }
+
+    /// A place was given back.
+    pub(super) fn freed(&self, now: Instant) {
+        let mut state = self.state.lock();
+        if state.running == self.places {
+            state.pace.freed(now);
+        }
     }
 
     /// Whose turn it is; the place is free if nobody's.
@@ -124,6 +165,7 @@ impl Queue {
         });
         let Some(key) = found.map(|(_, key)| key.clone()) else {
             state.running = state.running.saturating_sub(1);
+            state.pace.since = None;
             return None;
         };
         let lane = state.lanes.get_mut(&key)?;
@@ -153,6 +195,7 @@ impl Queue {
 impl Drop for Place {
     fn drop(&mut self) {
         let Some(queue) = self.0.take() else { return };
+        queue.freed(Instant::now());
         while let Some(wake) = queue.next() {
             match wake.send(Self(Some(Arc::clone(&queue)))) {
                 Ok(()) => return,
@@ -179,7 +222,7 @@ impl Drop for Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guard::tenants::Policy;
+    use crate::guard::policies::Policy;
     use proptest::prelude::*;
 
     fn tenant(name: &str, weight: f64) -> Arc<Tenant> {
@@ -288,6 +331,31 @@ mod tests {
         assert_eq!(queue.waiting(), 0);
         drop(place);
         assert_eq!(queue.state.lock().running, 0);
+    }
+
+    #[test]
+    fn the_pace_is_that_of_a_full_house_and_not_of_a_quiet_hour() {
+        let queue = Queue::new(2, 10);
+        let (one, start) = (tenant("one", 1.0), Instant::now());
+        let at = |second: u64| start + Duration::from_secs(second);
+        let take = |second| match queue.ask(&one, Class::Default, 1.0, at(second)) {
+            Asked::Place(mut place) => place.0.take(),
+            _ => panic!("a place is free"),
+        };
+        let give = |second| {
+            queue.freed(at(second));
+            assert!(queue.next().is_none(), "nobody waits");
+        };
+        take(0);
+        give(3600);
+        take(3600);
+        give(7200);
+        assert_eq!(queue.expected().1, Duration::ZERO, "no one had to wait for these");
+        take(7300);
+        take(7310);
+        give(7315);
+        give(9000);
+        assert_eq!(queue.expected().1, Duration::from_secs(5), "the house was full for five seconds");
     }
 
     proptest! {

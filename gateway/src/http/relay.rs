@@ -5,6 +5,7 @@
 
 mod attempts;
 mod body;
+mod by_id;
 mod events;
 mod headers;
 mod paths;
@@ -34,6 +35,7 @@ use crate::middleware::route::Plan;
 use attempts::Attempts;
 use peek::{Fault, Peek, peek};
 
+pub(crate) use by_id::ask_all;
 pub(crate) use events::error_event;
 pub(crate) use headers::bearer;
 pub(crate) use scan::Family;

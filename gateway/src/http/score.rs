@@ -50,7 +50,8 @@ async fn serve(intake: Intake) -> Result<Response> {
         )?;
     }
     let model = Arc::clone(&intake.model);
-    let mut job = ScoreJob { model, live, prefix, choices, routing, lease, plan: Plan::default() };
+    let permit = intake.permit.clone();
+    let mut job = ScoreJob { model, live, prefix, choices, routing, lease, permit, plan: Plan::default() };
     job.plan = intake.plan(&job.query()).await?;
     let (job, found) = dispatch::score(&intake.app, job, intake.arrived).await?;
     let sums: Vec<f64> = found.scores.iter().map(|score| score.sum).collect();

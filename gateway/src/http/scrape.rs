@@ -24,6 +24,11 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub struct Shown(Mutex<HashSet<String>>);
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
+    if let Some(admission) = &app.admission {
+        let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        app.metrics.admission_waiting.with([""; 0]).set(gauge(admission.waiting()));
+        app.metrics.admission_bytes.with([""; 0]).set(gauge(admission.bytes()));
+    }
     refresh(&app).await;
     let mut response = Response::new(Body::from(app.metrics.encode()));
     let kind = http::HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -92,11 +97,20 @@ fn show(metrics: &Metrics, worker: &str, info: &proto::GetServerInfoResponse) {
         let share = ratio(guesses.accepted_tokens, guesses.drafted_tokens);
         metrics.engine_acceptance.with(name()).set(share);
     }
+    // An engine without a role has none.
+    if let Some(handover) = &info.handover {
+        metrics.engine_rooms.with(name()).set(handover.rooms.into());
+        store(&metrics.engine_sent_pages, worker, handover.sent_pages);
+        store(&metrics.engine_received_pages, worker, handover.received_pages);
+        store(&metrics.engine_received_bytes, worker, handover.received_bytes);
+        store(&metrics.engine_failed_handovers, worker, handover.failed_pulls);
+        store(&metrics.engine_expired_rooms, worker, handover.expired_rooms);
+    }
 }
 
 fn forget(metrics: &Metrics, worker: &str) {
     let name = || [worker.to_owned()];
-    for gauges in [&metrics.engine_running, &metrics.engine_waiting] {
+    for gauges in [&metrics.engine_running, &metrics.engine_waiting, &metrics.engine_rooms] {
         gauges.remove(name());
     }
     for ratios in [
@@ -116,6 +130,11 @@ fn forget(metrics: &Metrics, worker: &str) {
         &metrics.engine_host_fetched,
         &metrics.engine_drafted,
         &metrics.engine_accepted,
+        &metrics.engine_sent_pages,
+        &metrics.engine_received_pages,
+        &metrics.engine_received_bytes,
+        &metrics.engine_failed_handovers,
+        &metrics.engine_expired_rooms,
     ] {
         counters.remove(name());
     }
@@ -144,6 +163,12 @@ mod tests {
                 ..Default::default()
             }),
             speculative: Some(proto::SpeculativeStats { steps: 4, drafted_tokens: 8, accepted_tokens: 6 }),
+            handover: Some(proto::HandoverStats {
+                rooms: 2,
+                sent_pages: 9,
+                failed_pulls: 1,
+                ..Default::default()
+            }),
             ..Default::default()
         }
     }
@@ -164,6 +189,9 @@ mod tests {
             "host_stored_pages_total{worker=\"grpc://a:1\"} 5",
             "host_fetched_pages_total{worker=\"grpc://a:1\"} 4",
             "draft_acceptance_ratio{worker=\"grpc://a:1\"} 0.75",
+            "handover_rooms{worker=\"grpc://a:1\"} 2",
+            "handover_sent_pages_total{worker=\"grpc://a:1\"} 9",
+            "handover_failures_total{worker=\"grpc://a:1\"} 1",
         ] {
             assert!(text.contains(&format!("branchline_worker_{line}")), "{line}:\n{text}");
         }

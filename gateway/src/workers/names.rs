@@ -9,9 +9,13 @@ use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{NameServerConfig, ResolverConfig};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::RData;
+use hickory_resolver::proto::rr::rdata::SRV;
 
 /// Priority of a worker whose record has the best priority there is.
 const BEST: i64 = 50;
+
+/// What a name leads to, or why nobody knows.
+type Answer<T> = std::result::Result<Vec<T>, String>;
 
 /// A name to ask, and what is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,11 +64,20 @@ impl Name {
     }
 }
 
+impl Name {
+    fn worker(&self, at: &dyn std::fmt::Display) -> WorkerSpec {
+        WorkerSpec::new(format!("{}://{at}", self.scheme))
+    }
+}
+
 impl Names {
     /// A resolver, if one of the names or the option needs it. `server` is `address` or `address:port`.
     pub(super) fn new(names: &[Name], server: Option<&str>) -> Result<Self> {
         let fault = |cause: &dyn std::fmt::Display| {
-            Error::invalid("worker_dns_server", format!("worker_dns_server: {cause}; give address or address:port"))
+            let given = server.unwrap_or("the system's");
+            let text =
+                format!("worker_dns_server: {given} can't be asked: {cause}; give address or address:port");
+            Error::invalid("worker_dns_server", text)
         };
         let own = |text: &str| match text.parse::<SocketAddr>() {
             Ok(at) => Ok(at),
@@ -88,49 +101,65 @@ impl Names {
     }
 
     /// The workers behind a name now.
+    ///
+    /// # Errors
+    /// `Internal` if the name can't be resolved.
     pub(super) async fn read(&self, name: &Name) -> Result<Vec<WorkerSpec>> {
-        let fail = |cause: &dyn std::fmt::Display| Error::internal(format!("{} can't be resolved: {cause}", name.text));
-        let worker = |address: SocketAddr| WorkerSpec::new(format!("{}://{address}", name.scheme));
-        let (resolver, rest) = match (&self.resolver, name.text.rsplit_once(':')) {
-            (Some(resolver), None) if name.srv => {
-                return self.servers(resolver, name).await.map_err(|cause| fail(&cause));
+        let fail = |cause: String| Error::internal(format!("{} can't be resolved: {cause}", name.text));
+        let found = match &self.resolver {
+            Some(resolver) if name.srv => return self.servers(resolver, name).await.map_err(fail),
+            Some(resolver) if self.server => {
+                let (host, port) = name.text.rsplit_once(':').unwrap_or((&name.text, ""));
+                let port = port.parse().map_err(|_| fail("its port is no number".to_owned()))?;
+                addresses(resolver, host.trim_matches(['[', ']']), port).await
             }
-            (Some(resolver), Some(rest)) if self.server => (resolver, rest),
-            _ => {
-                let found = tokio::net::lookup_host(name.text.as_str()).await;
-                return Ok(found.map_err(|cause| fail(&cause))?.map(worker).collect());
-            }
+            _ => match tokio::net::lookup_host(name.text.as_str()).await {
+                Ok(found) => Ok(found.collect()),
+                Err(cause) => Err(cause.to_string()),
+            },
         };
-        let (host, port) = rest;
-        let port = port.parse().map_err(|cause| fail(&cause))?;
-        let found = resolver.lookup_ip(host.trim_matches(['[', ']'])).await.map_err(|cause| fail(&cause))?;
-        Ok(found.iter().map(|ip| worker(SocketAddr::new(ip, port))).collect())
+        Ok(found.map_err(fail)?.into_iter().map(|at| name.worker(&at)).collect())
     }
 
     /// Servers of SRV records: those of the lowest number get all requests while one of them is well, and more the
-    /// higher their weight.
-    async fn servers(&self, resolver: &TokioResolver, name: &Name) -> std::result::Result<Vec<WorkerSpec>, String> {
+    /// higher their weight. Names that only the given name server knows are resolved here; certificates need names.
+    async fn servers(&self, resolver: &TokioResolver, name: &Name) -> Answer<WorkerSpec> {
         let found = resolver.srv_lookup(name.text.as_str()).await.map_err(|cause| cause.to_string())?;
-        let records: Vec<(u16, u16, u16, String)> = found
+        let records: Vec<SRV> = found
             .answers()
             .iter()
             .filter_map(|record| match &record.data {
-                RData::SRV(srv) => Some((srv.priority, srv.weight, srv.port, srv.target.to_string())),
+                RData::SRV(srv) => Some(srv.clone()),
                 _ => None,
             })
             .collect();
-        let heaviest = records.iter().map(|(_, weight, ..)| *weight).max().unwrap_or_default().max(1);
-        let server = |(priority, weight, port, target): (u16, u16, u16, String)| {
+        let heaviest = records.iter().map(|record| record.weight).max().unwrap_or_default().max(1);
+        let mut workers = Vec::with_capacity(records.len());
+        for record in records {
+            let target = record.target.to_string();
             let target = target.trim_end_matches('.');
             // A single dot says that the service is decidedly not there.
-            (!target.is_empty()).then(|| WorkerSpec {
-                priority: BEST - i64::from(priority),
-                cost: f64::from(heaviest) / f64::from(weight.max(1)),
-                ..WorkerSpec::new(format!("{}://{target}:{port}", name.scheme))
-            })
-        };
-        Ok(records.into_iter().filter_map(server).collect())
+            if target.is_empty() {
+                continue;
+            }
+            let found = match self.server && matches!(name.scheme, "http" | "grpc") {
+                true => {
+                    let found = addresses(resolver, &record.target.to_string(), record.port).await?;
+                    found.iter().map(|at| name.worker(at)).collect()
+                }
+                false => vec![name.worker(&format_args!("{target}:{}", record.port))],
+            };
+            let cost = f64::from(heaviest) / f64::from(record.weight.max(1));
+            let priority = BEST - i64::from(record.priority);
+            workers.extend(found.into_iter().map(|worker| WorkerSpec { priority, cost, ..worker }));
+        }
+        Ok(workers)
     }
+}
+
+async fn addresses(resolver: &TokioResolver, host: &str, port: u16) -> Answer<SocketAddr> {
+    let found = resolver.lookup_ip(host).await.map_err(|cause| cause.to_string())?;
+    Ok(found.iter().map(|ip| SocketAddr::new(ip, port)).collect())
 }
 
 #[cfg(test)]

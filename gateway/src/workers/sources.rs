@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use branchline_core::{Error, ErrorCode, Result};
-use branchline_worker::{Fleet, WorkerSpec};
+use branchline_worker::{Fleet, WorkerPatch, WorkerSpec};
 
 use super::names::{Name, Names};
 use super::{Workers, key};
@@ -100,6 +100,14 @@ fn parse_file(text: &str) -> std::result::Result<Vec<WorkerSpec>, String> {
     Ok(specs)
 }
 
+/// The change between two specifications that differ in nothing but how much of the traffic a worker gets: no reason to
+/// take it out.
+fn weighing(old: &WorkerSpec, new: &WorkerSpec) -> Option<WorkerPatch> {
+    let same = WorkerSpec { priority: new.priority, cost: new.cost, ..old.clone() } == *new;
+    let patch = WorkerPatch { priority: Some(new.priority), cost: Some(new.cost), ..WorkerPatch::default() };
+    (same && old != new).then_some(patch)
+}
+
 /// Adds what is new, takes out what is gone; what changed is taken out and added.
 fn apply(
     owner: &Arc<Workers>,
@@ -113,6 +121,15 @@ fn apply(
     // What was removed on request is not this source's any more, nor does it come back because it is listed.
     let removed = |url: &str| owner.state.lock().has_removed(url);
     known.retain(|url, _| !removed(url));
+    for (url, spec) in &found {
+        if let Some(old) = known.get_mut(url)
+            && let Some(patch) = weighing(old, spec)
+            && let Some(worker) = fleet.workers().iter().find(|worker| key(&worker.url) == url)
+            && fleet.patch(worker.id, &patch).is_ok()
+        {
+            *old = spec.clone();
+        }
+    }
     let gone: Vec<String> = known
         .iter()
         .filter(|(url, spec)| found.get(*url) != Some(spec))

@@ -53,7 +53,9 @@ class RouterOptions(TypedDict, total=False):
     worker_file: str
     """File of workers: one URL a line, or JSON objects as for `POST /workers`; read again when it changes."""
     worker_dns: Sequence[str]
-    """Names whose addresses are workers, as `dns://name:port` or `grpc+dns://name:port`; asked again every `worker-refresh`."""
+    """Names whose addresses are workers, as `dns://name:port` or `grpc+dns://name:port`, or whose SRV records list them, as `srv://name` or `grpc+srv://name`; asked again every `worker-refresh`."""
+    worker_dns_server: str
+    """Name server that is asked for them, as `address` or `address:port`, instead of the system's."""
     worker_refresh: float | str
     """How often `worker-file` and `worker-dns` are looked at again. Default: 5s."""
     state_file: str

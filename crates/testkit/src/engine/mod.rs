@@ -19,6 +19,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::Status;
+use tonic_health::ServingStatus;
+use tonic_health::server::{HealthReporter, health_reporter};
 
 use crate::byte_tokenizer_json;
 use service::Service;
@@ -142,6 +144,8 @@ struct State {
     step: AtomicU64,
     /// Counts whatever is received, for those who wait.
     changes: watch::Sender<u64>,
+    /// What its health service says; none while it is dead.
+    vitals: Mutex<Option<HealthReporter>>,
     /// Where the engine lives; none while it is dead.
     runtime: Mutex<Option<Runtime>>,
 }
@@ -193,6 +197,7 @@ impl FakeEngine {
             attached: AtomicU64::new(0),
             step: AtomicU64::new(0),
             changes: watch::Sender::new(0),
+            vitals: Mutex::default(),
             runtime: Mutex::default(),
         };
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -300,6 +305,15 @@ impl FakeEngine {
         }
     }
 
+    /// Says by its health service whether it can serve. A new engine can.
+    pub async fn can_serve(&self, can: bool) {
+        let reporter = self.state.vitals.lock().clone();
+        if let Some(reporter) = reporter {
+            let status = if can { ServingStatus::Serving } else { ServingStatus::NotServing };
+            reporter.set_service_status("", status).await;
+        }
+    }
+
     /// Dies: the port and every connection close, nothing is said.
     pub fn kill(&self) {
         self.state.kill();
@@ -325,11 +339,14 @@ impl FakeEngine {
             .build()
             .map_err(fail)?;
         let (state, address) = (self.state.clone(), self.address);
+        let (reporter, health) = health_reporter();
+        *self.state.vitals.lock() = Some(reporter);
         let bound = runtime.spawn(async move {
             let listener = TcpListener::bind(address).await?;
             let address = listener.local_addr()?;
             let service = EngineServer::new(Service { state }).max_decoding_message_size(64 << 20);
             let server = tonic::transport::Server::builder().tcp_nodelay(true).add_service(service);
+            let server = server.add_service(health);
             tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
             Ok(address)
         });

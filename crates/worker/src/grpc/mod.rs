@@ -4,6 +4,7 @@ mod delta;
 mod mux;
 mod session;
 mod slot;
+mod vitals;
 
 use std::sync::Arc;
 use std::time::Duration;

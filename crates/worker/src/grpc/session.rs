@@ -15,6 +15,7 @@ use tonic::transport::Endpoint;
 use tonic::{Code, Response, Status, Streaming};
 
 use super::mux::{Mux, Outbound};
+use super::vitals::{self, Vitals};
 use super::{Client, Engine, Token};
 use crate::convert::error_from_status;
 use crate::fleet::Shared;
@@ -71,6 +72,7 @@ pub(crate) async fn supervise(worker: &Worker, engine: &Engine, shared: &Shared,
 /// An attached engine.
 struct Session {
     client: Client,
+    vitals: Vitals,
     model: Arc<Model>,
     mux: Arc<Mux>,
     inbound: Streaming<AttachResponse>,
@@ -78,7 +80,7 @@ struct Session {
 }
 
 async fn attach(engine: &Engine, shared: &Shared) -> Result<Session> {
-    let mut client = connect(engine, shared).await?;
+    let (mut client, vitals) = connect(engine, shared).await?;
     let calls = Calls { engine, limit: shared.options.connect_timeout };
     let info = calls.run("GetModelInfo", client.get_model_info(GetModelInfoRequest {})).await?;
     let stream = calls.run("GetTokenizer", client.get_tokenizer(GetTokenizerRequest {})).await?;
@@ -97,10 +99,10 @@ async fn attach(engine: &Engine, shared: &Shared) -> Result<Session> {
     let mut inbound = calls.run("Attach", client.attach(Outbound(mux.clone()))).await?;
     let Welcome { engine_id, contract_revision } = calls.welcome(&mut inbound).await?;
     tracing::info!(worker = %engine.url, engine_id, contract_revision, models = ?model.names, "attached");
-    Ok(Session { client, model, mux, inbound, engine_id })
+    Ok(Session { client, vitals, model, mux, inbound, engine_id })
 }
 
-async fn connect(engine: &Engine, shared: &Shared) -> Result<Client> {
+async fn connect(engine: &Engine, shared: &Shared) -> Result<(Client, Vitals)> {
     let fail = |cause: &dyn std::fmt::Display| {
         Error::new(ErrorCode::UpstreamFailed, format!("worker {} cannot be reached: {cause}", engine.url))
     };
@@ -119,7 +121,9 @@ async fn connect(engine: &Engine, shared: &Shared) -> Result<Client> {
         .map_err(|_| fail(&format!("no connection within {} ms", limit.as_millis())))?
         .map_err(|cause| fail(&root_cause(&cause)))?;
     let token: Token = engine.token.clone();
-    Ok(EngineClient::with_interceptor(channel, token).max_decoding_message_size(MESSAGE_BYTES))
+    let vitals = vitals::client(channel.clone(), token.clone());
+    let client = EngineClient::with_interceptor(channel, token);
+    Ok((client.max_decoding_message_size(MESSAGE_BYTES), vitals))
 }
 
 /// A machine that is gone answers no probe of the system's, and its streams end.
@@ -221,7 +225,7 @@ impl Session {
         shared: &Shared,
         cancel: &CancellationToken,
     ) -> Error {
-        let Self { client, model, mux, inbound, engine_id } = self;
+        let Self { client, vitals, model, mux, inbound, engine_id } = self;
         let stop = cancel.child_token();
         engine.model.store(Some(model));
         engine.client.store(Some(Arc::new(client.clone())));
@@ -244,6 +248,7 @@ impl Session {
             () = cancel.cancelled() => Error::new(ErrorCode::UpstreamFailed, format!("worker {} was removed from the fleet", engine.url)),
             error = receive(engine, &mux, inbound) => error,
             error = poll(worker, engine, client, shared.options.load_interval) => error,
+            never = vitals::follow(worker, vitals) => match never {},
         };
         stop.cancel();
         worker.status.set_down(&error.message);

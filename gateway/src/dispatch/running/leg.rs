@@ -9,6 +9,7 @@ use branchline_worker::{Choice, DeltaStream, PairChoice, RouteQuery, SubmitOptio
 use super::emitted::Emitted;
 use super::half::Half;
 use crate::app::App;
+use crate::dispatch::contract::time_left;
 use crate::dispatch::{Job, RoomRange};
 use crate::http::Called;
 
@@ -208,7 +209,7 @@ impl Leg {
         }
         let called = Called { id: job.live.id().as_str(), tag: job.tag.as_deref(), asked: job.asked };
         app.explanations.note(called, Some(&job.model.name), decision);
-        let deadline = job.time_left(app.options.request_timeout, arrived);
+        let deadline = time_left(job.permit.as_deref(), app.options.request_timeout, arrived);
         let numerics_id = worker.model().map(|model| model.info.numerics_id.clone()).unwrap_or_default();
         let stream = worker
             .submit(request, SubmitOptions { deadline, guard: Some(guard), ..SubmitOptions::default() })

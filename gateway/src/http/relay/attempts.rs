@@ -284,7 +284,7 @@ impl Attempts<'_> {
             Ok(outcome) => outcome,
             Err(_) if self.is_over() => Err(Error::new(
                 ErrorCode::DeadlineExceeded,
-                "no worker answered within --request-timeout; ask for less output or raise it",
+                "no worker answered within --request-timeout or the request's own deadline; ask for less output or for more time",
             )),
             Err(_) => Err(Error::new(
                 ErrorCode::DeadlineExceeded,

@@ -149,8 +149,8 @@ impl Upstream {
     fn limit_error(&self) -> Error {
         match self.limits.deadline {
             Some(deadline) if Instant::now() >= deadline => {
-                let message =
-                    "the request took longer than --request-timeout; ask for less output or raise it";
+                let message = "the request took longer than --request-timeout, or its own deadline, allows; ask for \
+                               less output or for more time";
                 Error::new(ErrorCode::DeadlineExceeded, message)
             }
             _ => {

@@ -13,8 +13,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::super::answer::json as reply;
+use super::super::answer::{json as reply, refuse};
 use super::super::intake::{settle, tenant_of};
+use super::super::relay;
 use super::not_stored;
 use crate::app::App;
 
@@ -166,26 +167,39 @@ impl Table {
     }
 }
 
+/// Ours, or what the HTTP worker says that has it.
+async fn ours_or_theirs(app: &Arc<App>, head: &Parts, ours: Result<Value>) -> Response {
+    match ours {
+        Err(error) if error.code == ErrorCode::NotFound => match relay::ask_all(app, head).await {
+            Ok(Some(theirs)) => theirs,
+            Ok(None) => refuse(&error),
+            Err(unsure) => refuse(&unsure),
+        },
+        ours => settle(ours.map(|value| reply(StatusCode::OK, &value))),
+    }
+}
+
 /// `GET /v1/responses/{id}`.
 pub(super) async fn show(State(app): State<Arc<App>>, Path(id): Path<String>, head: Parts) -> Response {
     let entry = app.responses.get(&id, &tenant_of(&head.extensions));
-    settle(entry.map(|entry| reply(StatusCode::OK, &entry.response)))
+    ours_or_theirs(&app, &head, entry.map(|entry| entry.response.clone())).await
 }
 
 /// `DELETE /v1/responses/{id}`; one that still runs is cancelled.
 pub(super) async fn forget(State(app): State<Arc<App>>, Path(id): Path<String>, head: Parts) -> Response {
-    settle(app.responses.get(&id, &tenant_of(&head.extensions)).map(|_| {
+    let forgotten = app.responses.get(&id, &tenant_of(&head.extensions)).map(|_| {
         let table = &mut *app.responses.table.lock();
         table.drop_entry(&id);
         table.order.retain(|known| *known != id);
-        reply(StatusCode::OK, &json!({"id": id, "object": "response", "deleted": true}))
-    }))
+        json!({"id": id, "object": "response", "deleted": true})
+    });
+    ours_or_theirs(&app, &head, forgotten).await
 }
 
 /// `POST /v1/responses/{id}/cancel`: one that runs in the background ends; one that has ended stays as it is.
 pub(super) async fn cancel(State(app): State<Arc<App>>, Path(id): Path<String>, head: Parts) -> Response {
     let cancelled = app.responses.cancel(&id, &tenant_of(&head.extensions));
-    settle(cancelled.map(|response| reply(StatusCode::OK, &response)))
+    ours_or_theirs(&app, &head, cancelled).await
 }
 
 /// `GET /v1/responses/{id}/input_items`, the newest first unless asked otherwise.
@@ -196,7 +210,7 @@ pub(super) async fn input_items(
     head: Parts,
 ) -> Response {
     let found = app.responses.get(&id, &tenant_of(&head.extensions));
-    settle(found.and_then(|entry| page(&entry.kept.items, &query)).map(|page| reply(StatusCode::OK, &page)))
+    ours_or_theirs(&app, &head, found.and_then(|entry| page(&entry.kept.items, &query))).await
 }
 
 fn page(items: &[Value], query: &HashMap<String, String>) -> Result<Value> {
