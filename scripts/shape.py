@@ -23,8 +23,9 @@ WALLS = {
     "telemetry": {"core"},
     "worker": {"core", "prefix", "text", "protocol", "routing", "telemetry"},
     "plugins": {"core", "telemetry"},
+    "discovery": {"core", "telemetry"},
     "testkit": {"core", "worker", "protocol"},
-    "gateway": {"core", "prefix", "text", "protocol", "routing", "telemetry", "worker", "plugins"},
+    "gateway": {"core", "prefix", "text", "protocol", "routing", "telemetry", "worker", "plugins", "discovery"},
     "router-python": {"core", "telemetry", "gateway"},
     "engine-native": {"core", "prefix", "text"},
 }

@@ -104,6 +104,7 @@ impl Server {
         let app = App::build(options)?;
         // Before anything is served: a policy must not be missing for the first requests.
         app.plugins.restore_all().await?;
+        app.workers.discover(&app.options, &app.fleet, &app.metrics).await?;
         Ok(Self { app, listener, metrics_listener, admin_listener, tls })
     }
 

@@ -30,12 +30,12 @@ CLAIMED = (
     "admission",
     "retry",
     "wasm",
+    "discovery",
 )
 NOT_CLAIMED = {
     "routing": "most have tests; those of a replay of lost cache events have none",
     "pd": "prefill and decode run in one worker",
     "health": "breakers have tests; an engine's warm-up and dead scheduler have none",
-    "discovery": "files and names are followed; Kubernetes is not",
     "security": "the gateway's cases have tests; templates' budget and open sockets have none",
 }
 # Cases of claimed areas that wait for another part.

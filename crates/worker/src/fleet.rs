@@ -178,6 +178,14 @@ impl Fleet {
         Ok(worker)
     }
 
+    /// Gives a worker no new requests, or gives it some again; all else goes on. Whether it is in the fleet.
+    pub fn hold(&self, id: WorkerId, held: bool) -> bool {
+        let Some(worker) = self.worker(id) else { return false };
+        worker.set_held(held);
+        self.shared.changes.send_modify(|count| *count += 1);
+        true
+    }
+
     /// Takes a worker out: no new requests at once; its running ones may end within `grace`, then they fail.
     pub async fn remove(&self, id: WorkerId, grace: Duration) -> Result<()> {
         let worker = self.take(id)?;
@@ -224,7 +232,7 @@ impl Fleet {
     /// The ready engine that called itself so when it was attached.
     pub fn engine(&self, engine_id: &str) -> Option<Arc<Worker>> {
         let workers = self.workers.load();
-        let is_meant = |worker: &&Arc<Worker>| worker.is_ready() && worker.is_engine(Some(engine_id));
+        let is_meant = |worker: &&Arc<Worker>| worker.status.is_ready() && worker.is_engine(Some(engine_id));
         workers.iter().find(is_meant).cloned()
     }
 
@@ -248,11 +256,9 @@ impl Fleet {
     pub fn model(&self, name: &str) -> Option<Arc<Model>> {
         let workers = self.workers.load();
         let named = |ready: bool| {
-            let models = workers
-                .iter()
-                .filter(|worker| worker.is_ready() == ready)
-                .filter_map(|worker| worker.model());
-            models.into_iter().find(|model| model.has_name(name))
+            let mut named =
+                workers.iter().filter(|worker| worker.is_ready() == ready && worker.can_serve(Some(name)));
+            named.find_map(|worker| worker.model())
         };
         named(true).or_else(|| named(false))
     }

@@ -75,6 +75,38 @@ pub struct WorkerSpec {
     /// Whether it gets no new requests, while its running ones go on.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
+    /// Who named it, for those who look at the fleet. Never given nor kept: whoever reads a source says it.
+    #[serde(skip)]
+    pub source: Source,
+}
+
+/// Who named a worker.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Source {
+    /// A request to `/workers`, now or before a restart.
+    #[default]
+    Http,
+    /// `--worker-urls`.
+    Options,
+    /// `--worker-file`.
+    File,
+    /// `--worker-dns`.
+    Dns,
+    /// A pod: its namespace, name and uid.
+    Kubernetes(String, String, String),
+}
+
+impl Source {
+    /// The word for it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Options => "options",
+            Self::File => "file",
+            Self::Dns => "dns",
+            Self::Kubernetes(..) => "kubernetes",
+        }
+    }
 }
 
 impl Default for WorkerSpec {
@@ -96,6 +128,7 @@ impl Default for WorkerSpec {
             cost: 1.0,
             api_key: None,
             draining: false,
+            source: Source::default(),
         }
     }
 }

@@ -85,6 +85,8 @@ pub struct Worker {
     pub(crate) name: u64,
     spec: ArcSwap<WorkerSpec>,
     draining: AtomicBool,
+    /// Its source says that it must get no new requests for now.
+    held: AtomicBool,
     /// Ends its task and connections.
     pub(crate) cancel: CancellationToken,
 }
@@ -118,6 +120,7 @@ impl Worker {
             status,
             record,
             draining: AtomicBool::new(spec.draining),
+            held: AtomicBool::new(false),
             spec: ArcSwap::from_pointee(spec),
             cancel,
         }
@@ -141,7 +144,12 @@ impl Worker {
 
     /// Whether it may be chosen.
     pub fn is_ready(&self) -> bool {
-        self.status.is_ready()
+        self.status.is_ready() && !self.is_held()
+    }
+
+    /// Whether its source says that it must get no new requests for now.
+    pub fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
     }
 
     /// Requests from choice to last byte.
@@ -156,7 +164,7 @@ impl Worker {
             url: self.url.clone(),
             transport: self.transport().to_string(),
             ready: self.is_ready(),
-            reason: self.status.reason(),
+            reason: if self.is_held() { "its pod is not ready".to_owned() } else { self.status.reason() },
             health: self.record.health.word(self.record.clock.now()).to_owned(),
             draining: self.is_draining(),
             runtime: self.runtime(),
@@ -211,6 +219,10 @@ impl Worker {
         self.draining.store(draining, Ordering::Release);
     }
 
+    pub(crate) fn set_held(&self, held: bool) {
+        self.held.store(held, Ordering::Release);
+    }
+
     /// The token sent to it.
     pub fn token(&self, usual: Option<&str>) -> Option<String> {
         self.spec.load().api_key.clone().or_else(|| usual.map(str::to_owned))
@@ -231,20 +243,22 @@ impl Worker {
     /// Whether it serves `model` (absent: anything). An engine not yet reached serves nothing; an HTTP worker that
     /// lists no models takes any name.
     pub(crate) fn can_serve(&self, model: Option<&str>) -> bool {
-        let spec = self.spec.load();
+        let told = self.spec.load().model_ids();
         if let Some(name) = model
-            && (spec.model_id.is_some() || !spec.models.is_empty())
-            && !spec.model_ids().iter().any(|own| own == name)
+            && !told.is_empty()
+            && !told.iter().any(|own| own == name)
         {
             return false;
         }
         match (&self.client, model) {
             (Client::Grpc(engine), None) => engine.model().is_some(),
-            (Client::Grpc(engine), Some(name)) => engine.model().is_some_and(|model| model.has_name(name)),
+            // The operator's name for an engine's model is as good as its own.
+            (Client::Grpc(engine), Some(name)) => {
+                engine.model().is_some_and(|model| !told.is_empty() || model.has_name(name))
+            }
             (Client::Http(_), None) => true,
             (Client::Http(http), Some(name)) => {
-                spec.model_ids().iter().any(|own| own == name)
-                    || http.served().is_none_or(|names| names.iter().any(|own| own == name))
+                !told.is_empty() || http.served().is_none_or(|names| names.iter().any(|own| own == name))
             }
         }
     }

@@ -94,6 +94,35 @@ impl Herd {
 }
 
 #[tokio::test]
+async fn a_held_worker_gets_nothing_until_it_is_resumed_whatever_else_is_said_of_it() {
+    let herd = herd(2, random()).await;
+    let id = herd.workers[0].id;
+    assert!(herd.fleet.hold(id, true));
+    assert_eq!(herd.spread(10), [0, 10]);
+    let info = herd.workers[0].info();
+    assert_eq!((info.ready, info.draining, info.reason.as_str()), (false, false, "its pod is not ready"));
+    // What an operator says of it is another matter.
+    herd.fleet.patch(id, &WorkerPatch { draining: Some(false), ..WorkerPatch::default() }).unwrap();
+    assert_eq!(herd.spread(10), [0, 10]);
+    assert!(herd.fleet.hold(id, false));
+    assert_eq!(herd.spread(10), [5, 5]);
+    assert!(!herd.fleet.hold(WorkerId(99), true));
+}
+
+#[tokio::test]
+async fn an_engine_answers_to_the_name_that_its_operator_gives_it_and_to_no_other() {
+    let engine = FakeEngine::start(EngineSetup::default()).await.unwrap();
+    let fleet = Fleet::new(random(), Arc::new(Metrics::default()));
+    let spec = WorkerSpec { model_id: Some("canary".to_owned()), ..WorkerSpec::new(engine.url()) };
+    let worker = fleet.register(spec).unwrap();
+    within("readiness", fleet.wait_until(|_| worker.is_ready())).await;
+    let own = worker.model().unwrap().name.clone();
+    assert_eq!(fleet.transport(Some("canary")), Ok(Transport::Grpc));
+    assert_eq!(fleet.model("canary").unwrap().name, own, "its tokenizer is found by that name");
+    assert!(fleet.transport(Some(&own)).is_err() && fleet.model(&own).is_none());
+}
+
+#[tokio::test]
 async fn a_draining_worker_gets_nothing_until_it_is_taken_back() {
     let herd = herd(2, random()).await;
     let id = herd.workers[0].id;

@@ -3,6 +3,7 @@
 //! The only part of the gateway that sees the command line, the environment or the options file. What
 //! it hands out is frozen.
 
+mod cluster;
 mod flags;
 mod layers;
 mod parser;
@@ -15,6 +16,8 @@ mod value;
 
 use std::path::Path;
 
+pub(crate) use cluster::plan;
+pub use cluster::{Labels, ModelIdFrom, WorkerProtocol};
 pub use layers::{Fault, Layers};
 pub use parser::{ReasoningParserChoice, ToolParserChoice};
 pub use policy::{ModelAlias, ModelPolicy, policy_names};
@@ -134,6 +137,7 @@ fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
         faults.push(Fault::new(layers.place("admin_port"), message));
     }
     faults.extend(check_pairs(options, layers));
+    faults.extend(cluster::check(options, layers));
     if options.prometheus_port.is_some_and(|port| port != 0 && port == options.port) {
         let message = format!("{} is the main port too; give another or leave it out", options.port);
         faults.push(Fault::new(layers.place("prometheus_port"), message));

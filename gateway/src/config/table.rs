@@ -9,6 +9,7 @@ use std::time::Duration;
 use branchline_telemetry::LogLevel;
 use branchline_worker::PolicyKind;
 
+use super::cluster::{Labels, ModelIdFrom, WorkerProtocol};
 use super::layers::{Fault, Layers};
 use super::parser::{ReasoningParserChoice, ToolParserChoice};
 use super::policy::{ModelAlias, ModelPolicy};
@@ -110,6 +111,28 @@ table! {
     worker_dns_server: Option<String> = "", since "0.2.0";
     #[doc = " How often `worker-file` and `worker-dns` are looked at again."]
     worker_refresh: Duration = "5s", since "0.2.0";
+    #[doc = " Whether workers are looked for in Kubernetes: pods by `selector`, `prefill-selector`, `decode-selector`, or endpoints of `service-discovery-service`. The API server is found by `KUBECONFIG`, `~/.kube/config` or the pod's service account."]
+    service_discovery: bool = "false", since "0.2.0";
+    #[doc = " Labels of pods that are workers, as `key=value` pairs that all must hold."]
+    selector: Labels = "", since "0.2.0";
+    #[doc = " Labels of pods that are prefill workers; a pod that this and `decode-selector` match is both."]
+    prefill_selector: Labels = "", since "0.2.0";
+    #[doc = " Labels of pods that are decode workers."]
+    decode_selector: Labels = "", since "0.2.0";
+    #[doc = " Services whose endpoints are workers, by their EndpointSlices."]
+    service_discovery_service: Vec<String> = "", since "0.2.0";
+    #[doc = " Port of discovered workers; the annotation `branchline.dev/worker-ports` (or `smg.ai/worker-ports`) of a pod gives one or more others."]
+    service_discovery_port: u16 = "80", since "0.2.0";
+    #[doc = " Namespaces to look in, with commas between them; without any the whole cluster, which needs a ClusterRole."]
+    service_discovery_namespace: Option<Names> = "", since "0.2.0";
+    #[doc = " What discovered workers speak; `auto` asks each. The annotation `branchline.dev/protocol` of a pod wins."]
+    service_discovery_protocol: WorkerProtocol = "auto", since "0.2.0";
+    #[doc = " How long nothing may be heard of the API server before all is listed anew."]
+    service_discovery_stale_after: Duration = "45s", since "0.2.0";
+    #[doc = " Where the model id of a discovered worker comes from: `namespace`, `label:KEY` or `annotation:KEY`; without it, or where it is not there, the worker says itself what it serves."]
+    model_id_from: Option<ModelIdFrom> = "", since "0.2.0";
+    #[doc = " Annotation with the port of a prefill pod's bootstrap server; `branchline.dev/bootstrap-port` wins over it."]
+    bootstrap_port_annotation: String = "sglang.ai/bootstrap-port", since "0.2.0";
     #[doc = " File in which workers that were added or removed over HTTP survive a restart."]
     state_file: Option<PathBuf> = "", since "0.2.0";
     #[doc = " Further workers that a request may be tried on before the first byte of its answer."]

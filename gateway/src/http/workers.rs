@@ -10,7 +10,7 @@ use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use axum::routing::{get, post};
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
-use branchline_worker::{Phase, Worker, WorkerPatch, WorkerSpec};
+use branchline_worker::{Phase, Source, Worker, WorkerPatch, WorkerSpec};
 use http::{Request, StatusCode, header};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -61,10 +61,21 @@ pub(super) fn describe(worker: &Worker) -> Value {
         "priority": spec.priority,
         "cost": spec.cost,
         "labels": spec.labels,
+        "source": source(&spec.source),
         "is_healthy": info.ready && worker.breaker() == Phase::Closed,
         "status": status,
         "load": info.in_flight,
     })
+}
+
+/// Where a worker came from.
+fn source(source: &Source) -> Value {
+    match source {
+        Source::Kubernetes(namespace, pod, uid) => {
+            json!({"kind": source.name(), "namespace": namespace, "pod": pod, "uid": uid})
+        }
+        _ => json!({"kind": source.name()}),
+    }
 }
 
 async fn list(State(app): State<Arc<App>>, Query(query): Query<HashMap<String, String>>) -> Response {
@@ -77,6 +88,8 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<HashMap<String, S
     let mut workers: Vec<_> = chosen.iter().map(|worker| describe(worker)).collect();
     let healthy = chosen.iter().filter(|worker| worker.is_ready()).count();
     let load: u64 = chosen.iter().map(|worker| worker.in_flight()).sum();
+    let of_type = |name: &str| chosen.iter().filter(|worker| worker.spec().worker_type == name).count();
+    let (prefill, decode) = (of_type("prefill"), of_type("decode"));
     let mut models: Vec<String> =
         chosen.iter().flat_map(|worker| worker.served().unwrap_or_default()).collect();
     models.sort();
@@ -91,7 +104,7 @@ async fn list(State(app): State<Arc<App>>, Query(query): Query<HashMap<String, S
         "healthy_workers": healthy,
         "total_models": models.len(),
         "total_load": load,
-        "by_type": {"regular": workers.len(), "prefill": 0, "decode": 0},
+        "by_type": {"regular": workers.len() - prefill - decode, "prefill": prefill, "decode": decode},
     });
     answer(StatusCode::OK, &json!({"workers": workers, "total": workers.len(), "stats": stats}))
 }
@@ -151,7 +164,7 @@ async fn remove(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answered
 
 /// Answers at once: the worker gets no new requests from now on, and its running ones may end.
 fn take_out(app: &Arc<App>, worker: &Worker) -> Result<Response> {
-    app.workers.forget(&worker.url)?;
+    app.workers.forget(worker)?;
     tracing::info!(worker = %worker.id, url = %worker.url, "worker removed");
     let mut shown = describe(worker);
     shown["status"] = "Draining".into();

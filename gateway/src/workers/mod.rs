@@ -3,6 +3,7 @@
 //! The fleet knows workers that are there. This part decides which those are, and finds out what an address without
 //! a scheme speaks before the fleet hears of it.
 
+mod kubernetes;
 mod names;
 mod sources;
 mod state;
@@ -12,7 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
-use branchline_worker::{Fleet, Transport, Worker, WorkerPatch, WorkerSpec, check_address, speaks};
+use branchline_telemetry::Metrics;
+use branchline_worker::{Fleet, Source, Transport, Worker, WorkerPatch, WorkerSpec, check_address, speaks};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -62,7 +64,10 @@ impl Workers {
             stop: stop.child_token(),
         });
         let known = workers.state.lock().clone();
-        let given = options.worker_urls.iter().map(WorkerSpec::new);
+        let given = options
+            .worker_urls
+            .iter()
+            .map(|url| WorkerSpec { source: Source::Options, ..WorkerSpec::new(url) });
         let given = given.filter(|spec| !known.has_removed(&spec.url) && known.find(&spec.url).is_none());
         for spec in given.chain(known.added()) {
             match workers.admit(fleet, spec) {
@@ -75,6 +80,19 @@ impl Workers {
         }
         sources::watch(&workers, options, fleet)?;
         Ok(workers)
+    }
+
+    /// Starts to look for workers in Kubernetes, if the options say so.
+    ///
+    /// # Errors
+    /// If there is no API server to ask, or this build can't ask one.
+    pub async fn discover(
+        self: &Arc<Self>,
+        options: &Options,
+        fleet: &Arc<Fleet>,
+        metrics: &Arc<Metrics>,
+    ) -> Result<()> {
+        kubernetes::watch(self, options, fleet, metrics).await
     }
 
     /// Looks at no source any more; the fleet stays as it is. A stop must not wait for who only watches.
@@ -104,7 +122,11 @@ impl Workers {
     /// As [`Fleet::patch`]; `Internal` if the state file can't be written.
     pub fn patch(&self, fleet: &Fleet, id: WorkerId, patch: &WorkerPatch) -> Result<Arc<Worker>> {
         let worker = fleet.patch(id, patch)?;
-        self.state.lock().add((*worker.spec()).clone())?;
+        let spec = worker.spec();
+        // A pod's address is another one's tomorrow: what is written of it would outlive it.
+        if !matches!(spec.source, Source::Kubernetes(..)) {
+            self.state.lock().add((*spec).clone())?;
+        }
         Ok(worker)
     }
 
@@ -112,8 +134,12 @@ impl Workers {
     ///
     /// # Errors
     /// `Internal` if the state file can't be written.
-    pub fn forget(&self, url: &str) -> Result<()> {
-        self.state.lock().remove(url)
+    pub fn forget(&self, worker: &Worker) -> Result<()> {
+        match worker.spec().source {
+            // Discovery itself keeps it out while its pod lives.
+            Source::Kubernetes(..) => Ok(()),
+            _ => self.state.lock().remove(&worker.url),
+        }
     }
 
     /// Takes back a worker that has not told yet what it speaks; whether there was one.
@@ -125,7 +151,7 @@ impl Workers {
         if !pending.contains_key(key(url)) {
             return Ok(false);
         }
-        self.forget(url)?;
+        self.state.lock().remove(url)?;
         end(&mut pending, url);
         Ok(true)
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use branchline_core::{Error, ErrorCode, Result};
-use branchline_worker::{Fleet, WorkerPatch, WorkerSpec};
+use branchline_worker::{Fleet, Source as Kind, WorkerPatch, WorkerSpec};
 
 use super::names::{Name, Names};
 use super::{Workers, key};
@@ -18,6 +18,15 @@ use crate::config::Options;
 enum Source {
     File(PathBuf),
     Name(Name),
+}
+
+impl Source {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::File(_) => Kind::File,
+            Self::Name(..) => Kind::Dns,
+        }
+    }
 }
 
 /// Reads every source once, then watches them.
@@ -41,7 +50,10 @@ pub(super) fn watch(workers: &Arc<Workers>, options: &Options, fleet: &Arc<Fleet
                 tokio::select! {
                     () = stop.cancelled() => return,
                     read = read(&source, &names) => match read {
-                        Ok(found) => apply(&owner, &fleet, &mut known, found, grace),
+                        Ok(mut found) => {
+                            found.iter_mut().for_each(|spec| spec.source = source.kind());
+                            apply(&owner, &fleet, &mut known, found, grace);
+                        }
                         Err(error) => tracing::warn!(error = %error, "a source of workers can't be read; the workers stay"),
                     },
                 }

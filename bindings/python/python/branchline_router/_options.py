@@ -58,6 +58,28 @@ class RouterOptions(TypedDict, total=False):
     """Name server that is asked for them, as `address` or `address:port`, instead of the system's."""
     worker_refresh: float | str
     """How often `worker-file` and `worker-dns` are looked at again. Default: 5s."""
+    service_discovery: bool
+    """Whether workers are looked for in Kubernetes: pods by `selector`, `prefill-selector`, `decode-selector`, or endpoints of `service-discovery-service`. The API server is found by `KUBECONFIG`, `~/.kube/config` or the pod's service account. Default: false."""
+    selector: Sequence[str]
+    """Labels of pods that are workers, as `key=value` pairs that all must hold."""
+    prefill_selector: Sequence[str]
+    """Labels of pods that are prefill workers; a pod that this and `decode-selector` match is both."""
+    decode_selector: Sequence[str]
+    """Labels of pods that are decode workers."""
+    service_discovery_service: Sequence[str]
+    """Services whose endpoints are workers, by their EndpointSlices."""
+    service_discovery_port: int
+    """Port of discovered workers; the annotation `branchline.dev/worker-ports` (or `smg.ai/worker-ports`) of a pod gives one or more others. Default: 80."""
+    service_discovery_namespace: str
+    """Namespaces to look in, with commas between them; without any the whole cluster, which needs a ClusterRole."""
+    service_discovery_protocol: str
+    """What discovered workers speak; `auto` asks each. The annotation `branchline.dev/protocol` of a pod wins. Default: auto."""
+    service_discovery_stale_after: float | str
+    """How long nothing may be heard of the API server before all is listed anew. Default: 45s."""
+    model_id_from: str
+    """Where the model id of a discovered worker comes from: `namespace`, `label:KEY` or `annotation:KEY`; without it, or where it is not there, the worker says itself what it serves."""
+    bootstrap_port_annotation: str
+    """Annotation with the port of a prefill pod's bootstrap server; `branchline.dev/bootstrap-port` wins over it. Default: sglang.ai/bootstrap-port."""
     state_file: str
     """File in which workers that were added or removed over HTTP survive a restart."""
     max_retries: int
