@@ -39,6 +39,7 @@ test-wasm: setup-dev ## the tests of WebAssembly middleware; builds the router w
 
 soak: setup-dev ## half an hour of mixed churn with flat memory (SECONDS=…; 180 for a short one)
 	@BRANCHLINE_CACHE_OPS=100000 $(PY) -m pytest -q engine/tests/cache/test_machine.py
+	@BRANCHLINE_SOAK=1 cargo test --release --locked $(FULL) -p branchline-plugins -p branchline-gateway --test limits --test all -- --nocapture wasm_load loading_and
 	@BRANCHLINE_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest -q -s tests/e2e/test_soak.py
 
 fmt: ## formats Rust and Python

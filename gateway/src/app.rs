@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use branchline_core::Result;
-use branchline_plugins::{PluginOptions, Plugins};
+use branchline_plugins::{Grantable, PluginOptions, Plugins};
 use branchline_telemetry::{Metrics, Traces};
 use branchline_worker::{
     BreakerOptions, BudgetOptions, ClientFiles, ClientTls, Fleet, FleetOptions, HealthOptions, OutlierOptions,
@@ -170,5 +170,9 @@ fn plugin_options(options: &Options) -> PluginOptions {
         dir: options.wasm_dir.clone(),
         upload_dirs: options.wasm_upload_dirs.iter().map(Into::into).collect(),
         compile_timeout: options.wasm_compile_timeout,
+        grantable: Grantable {
+            folders: options.wasm_grant_dirs.iter().map(Into::into).collect(),
+            network: options.wasm_grant_network.iter().copied().collect(),
+        },
     }
 }

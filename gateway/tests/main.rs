@@ -38,5 +38,7 @@ mod wasm_admin;
 #[cfg(feature = "wasm")]
 mod wasm_chain;
 #[cfg(feature = "wasm")]
+mod wasm_load;
+#[cfg(feature = "wasm")]
 mod wasm_streams;
 mod wire;

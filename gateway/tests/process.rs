@@ -10,11 +10,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// A running gateway; killed when dropped.
-struct Process {
+pub(crate) struct Process {
     child: Child,
     /// What it has written to standard error; closed at its end.
     lines: watch::Receiver<Vec<String>>,
-    address: String,
+    pub(crate) address: String,
 }
 
 fn command(arguments: &[&str]) -> Command {
@@ -32,7 +32,7 @@ async fn output(arguments: &[&str]) -> Output {
 
 impl Process {
     /// Starts one on a free port and waits until it serves.
-    async fn start(arguments: &[&str]) -> Self {
+    pub(crate) async fn start(arguments: &[&str]) -> Self {
         let mut child = command(&[&["--port", "0"], arguments].concat()).spawn().expect("it starts");
         let (sender, lines) = watch::channel(Vec::new());
         let errors = BufReader::new(child.stderr.take().expect("a pipe"));

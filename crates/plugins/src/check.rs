@@ -11,7 +11,8 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri, request};
 
 use crate::failure::{Cause, Failure};
-use crate::spec::{Grants, Spec};
+use crate::grants::Grants;
+use crate::spec::Spec;
 use crate::view::{
     EventAction, Header, HeaderChanges, NewEvent, Reply, RequestAction, RequestChanges, ResponseAction,
     ResponseChanges, RouteAction,

@@ -10,6 +10,7 @@ mod check;
 pub mod componentize;
 mod disk;
 mod failure;
+mod grants;
 mod module;
 mod registry;
 #[cfg(feature = "runtime")]
@@ -25,9 +26,10 @@ mod view;
 
 pub use check::{apply_request, apply_response, reply, visible};
 pub use failure::{Called, Cause, Cost, Failure};
+pub use grants::{Folder, Grantable, Grants, Peers};
 pub use module::{Events, Module};
 pub use registry::{Chain, MODULE_CAP_BYTES, PluginOptions, Plugins};
-pub use spec::{FailMode, Grants, Hook, Limits, Routes, Spec};
+pub use spec::{FailMode, Hook, Limits, Routes, Spec};
 pub use state::{Level, Line};
 pub use view::{
     CandidateView, EventAction, EventView, FailureView, Header, HeaderChanges, LabelView, Needs, NewEvent,

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::disk::Record;
 use crate::failure::{Called, Failure};
+use crate::grants::Grants;
 use crate::runtime::{self, Code};
 use crate::spec::{FailMode, Hook};
 use crate::state::{Line, State, now_ms};
@@ -30,6 +31,7 @@ pub struct Module {
     pub(crate) code: Arc<Code>,
     pub(crate) state: Arc<State>,
     pub(crate) config: Arc<str>,
+    pub(crate) grants: Arc<Grants>,
     /// Its calls at once.
     pub(crate) places: Arc<Semaphore>,
     /// Its streams at once.
@@ -54,6 +56,7 @@ impl Module {
         let concurrency = spec.limits.concurrency as usize;
         Self {
             config: spec.config_text().into(),
+            grants: Arc::new(spec.grants.clone()),
             places: Arc::new(Semaphore::new(concurrency)),
             streams: Arc::new(Semaphore::new(concurrency * STREAMS_PER_CALL)),
             record,

@@ -16,6 +16,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use crate::disk::{Disk, Record};
+use crate::grants::Grantable;
 use crate::module::Module;
 use crate::runtime::{self, Code};
 use crate::spec::{Hook, Spec};
@@ -36,6 +37,8 @@ pub struct PluginOptions {
     pub upload_dirs: Vec<PathBuf>,
     /// Longest compilation.
     pub compile_timeout: Duration,
+    /// Files and network that modules may be granted.
+    pub grantable: Grantable,
 }
 
 /// The modules in the order that requests meet them.
@@ -95,8 +98,9 @@ impl Plugins {
         Ok(())
     }
 
-    async fn restore(&self, record: Record) -> Result<Arc<Module>> {
+    async fn restore(&self, mut record: Record) -> Result<Arc<Module>> {
         record.spec.check()?;
+        record.spec.grants = self.options.grantable.allow(record.spec.grants)?;
         let disk = self.disk.as_ref().ok_or_else(|| Error::internal("no folder to restore from"))?;
         let bytes = disk.bytes(&record.sha256)?;
         if hex(&Sha256::digest(&bytes)) != record.sha256 {
@@ -197,8 +201,9 @@ impl Plugins {
     ///
     /// # Errors
     /// What is wrong with the bytes or settings; `Conflict` if the name is taken.
-    pub async fn add(&self, spec: Spec, bytes: Vec<u8>) -> Result<(Arc<Module>, bool)> {
+    pub async fn add(&self, mut spec: Spec, bytes: Vec<u8>) -> Result<(Arc<Module>, bool)> {
         spec.check()?;
+        spec.grants = self.options.grantable.allow(spec.grants)?;
         let bytes = limited(bytes)?;
         let sha256 = hex(&Sha256::digest(&bytes));
         let changing = self.changing.lock().await;
@@ -256,7 +261,8 @@ impl Plugins {
     pub async fn change(&self, uuid: Uuid, changes: &Value, bytes: Option<Vec<u8>>) -> Result<Arc<Module>> {
         let changing = self.changing.lock().await;
         let old = self.get(uuid)?;
-        let spec = old.spec.patched(changes)?;
+        let mut spec = old.spec.patched(changes)?;
+        spec.grants = self.options.grantable.allow(spec.grants)?;
         if spec.name != old.spec.name {
             let message =
                 format!("`name` is '{}' for good; load another module for another name", old.spec.name);

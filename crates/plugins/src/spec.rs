@@ -4,6 +4,8 @@ use branchline_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::grants::Grants;
+
 /// Where a module is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -136,14 +138,6 @@ fn fits(patterns: &[String], text: &str) -> bool {
     })
 }
 
-/// What a module may have beyond the usual.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Grants {
-    /// See and set secret headers: authorization, cookie, set-cookie, x-api-key, proxy-authorization.
-    pub secrets: bool,
-}
-
 /// Everything said of one module.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -211,6 +205,7 @@ impl Spec {
                 "a list of `routes` is over 64 entries or an entry over 256 bytes; use a trailing *";
             return Err(Error::invalid("routes", message));
         }
+        self.grants.check()?;
         self.limits.check()
     }
 

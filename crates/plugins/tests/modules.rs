@@ -126,6 +126,11 @@ async fn modules_of_sglangs_gateway_run_as_they_are() {
         panic!("modify")
     };
     assert_eq!(changes.headers.set[0].name, "x-smg");
+    let older = kit.load("sgl-gate", json!({}), guests::smg_of("sgl:model-gateway", 409)).await;
+    let Ok(RequestAction::Reject(reply)) = older.on_request(request()).await.result else {
+        panic!("the package's older name is known, too")
+    };
+    assert_eq!(reply.status, 409);
     let gate = kit.load("smg-gate", json!({}), guests::smg_rejects(403)).await;
     let Ok(RequestAction::Reject(reply)) = gate.on_request(request()).await.result else { panic!("reject") };
     assert_eq!(reply.status, 403);

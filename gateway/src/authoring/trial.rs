@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use branchline_plugins::{PluginOptions, Plugins, Spec};
+use branchline_plugins::{Grantable, PluginOptions, Plugins, Spec};
 use branchline_telemetry::Metrics;
 
 use crate::http::dry_run;
@@ -17,8 +17,12 @@ pub(super) fn run(component: &Path, sample: Option<&Path>, settings: Option<&str
     let spec = Spec::default_named(&settings).map_err(|error| error.message)?;
     let runtime = crate::lifecycle::runtime(0).map_err(|error| error.to_string())?;
     let outcome = runtime.block_on(async {
-        let options =
-            PluginOptions { dir: None, upload_dirs: Vec::new(), compile_timeout: Duration::from_secs(600) };
+        let options = PluginOptions {
+            dir: None,
+            upload_dirs: Vec::new(),
+            compile_timeout: Duration::from_secs(600),
+            grantable: Grantable::everything(),
+        };
         let plugins = Plugins::new(options, Arc::new(Metrics::default()))?;
         let (module, _) = plugins.add(spec, bytes).await?;
         dry_run::run(&module.twin(), &sample).await

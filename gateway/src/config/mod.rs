@@ -7,6 +7,7 @@ mod cluster;
 mod flags;
 mod layers;
 mod parser;
+mod peers;
 mod policy;
 mod reference;
 mod table;

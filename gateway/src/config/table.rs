@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use branchline_plugins::Peers;
 use branchline_telemetry::LogLevel;
 use branchline_worker::PolicyKind;
 
@@ -237,6 +238,10 @@ table! {
     wasm_dir: Option<PathBuf> = "", since "0.2.0";
     #[doc = " Folders whose files `POST /wasm` may name by path; none without it."]
     wasm_upload_dirs: Vec<String> = "", since "0.2.0";
+    #[doc = " Folders of which WASM modules may be granted some by `grants.folders`; none without it."]
+    wasm_grant_dirs: Vec<String> = "", since "0.2.0";
+    #[doc = " Addresses that WASM modules may be granted by `grants.network`, as `10.0.0.0/8:6379` or `[fd00::/8]:*`; none without it."]
+    wasm_grant_network: Vec<Peers> = "", since "0.2.0";
     #[doc = " Largest body that WASM modules read; larger ones are refused if a module asks for the body."]
     wasm_body_limit: Size = "10MiB", since "0.2.0";
     #[doc = " Longest compilation of a WASM module."]

@@ -40,7 +40,7 @@ async fn place(own: &Arc<Semaphore>, process: &Arc<Semaphore>) -> std::result::R
 fn store(runtime: &Runtime, module: &Module) -> Store<Guest> {
     let limits = &module.spec.limits;
     let memory = (limits.memory_mib as usize) << 20;
-    let guest = Guest::new(Arc::clone(&module.state), Arc::clone(&module.config), memory);
+    let guest = Guest::new(module, memory);
     let mut store = Store::new(&runtime.engine, guest);
     store.limiter(|guest| &mut guest.bounds);
     store.set_epoch_deadline(2);

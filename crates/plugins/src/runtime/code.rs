@@ -114,10 +114,14 @@ impl Code {
         let own = |hook: Hook| find(&format!("branchline:middleware/{}@1.0.0", hook.name()), "handle");
         let mut hooks = Hook::ALL.map(own);
         let mut world = World::Own;
-        if hooks.iter().all(Option::is_none) {
-            world = World::Smg;
-            hooks[Hook::OnRequest as usize] = find("smg:gateway/middleware-on-request", "on-request");
-            hooks[Hook::OnResponse as usize] = find("smg:gateway/middleware-on-response", "on-response");
+        // The package had another name before it was moved out of SGLang's repository.
+        for package in ["smg:gateway", "sgl:model-gateway"] {
+            if hooks.iter().all(Option::is_none) {
+                world = World::Smg;
+                for (hook, name) in [(Hook::OnRequest, "on-request"), (Hook::OnResponse, "on-response")] {
+                    hooks[hook as usize] = find(&format!("{package}/middleware-{name}"), name);
+                }
+            }
         }
         if hooks.iter().all(Option::is_none) {
             let message = "the module exports no hook; export branchline:middleware/on-request@1.0.0 or another of its \

@@ -1,11 +1,14 @@
-//! What stands behind one instance: its module's state, its limits, and WASI without files, network or environment.
+//! What stands behind one instance: its module's state, its limits, and WASI with what was granted of files and network.
 
 use std::sync::Arc;
 
 use wasmtime::component::ResourceTable;
 use wasmtime::{Error, ResourceLimiter, Result};
-use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi::sockets::SocketAddrUse;
+use wasmtime_wasi::{DirPerms, FilePerms, WasiCtx, WasiCtxView, WasiView};
 
+use crate::grants::{Folder, Grants};
+use crate::module::Module;
 use crate::state::{Level, State};
 
 /// Table elements of an instance, all its tables together.
@@ -19,6 +22,7 @@ pub(crate) struct Guest {
     pub(super) config: Arc<str>,
     pub(super) bounds: Bounds,
     pub(super) lines: u32,
+    grants: Arc<Grants>,
     wasi: Option<Box<(WasiCtx, ResourceTable)>>,
 }
 
@@ -33,9 +37,10 @@ pub(super) struct Bounds {
 }
 
 impl Guest {
-    pub(super) fn new(state: Arc<State>, config: Arc<str>, memory_cap: usize) -> Self {
+    pub(super) fn new(module: &Module, memory_cap: usize) -> Self {
+        let (state, config) = (Arc::clone(&module.state), Arc::clone(&module.config));
         let bounds = Bounds { memory_cap, memory: 0, table: 0, hit: None, peak: 0 };
-        Self { state, config, bounds, lines: 0, wasi: None }
+        Self { state, config, bounds, lines: 0, grants: Arc::clone(&module.grants), wasi: None }
     }
 
     pub(super) fn log(&mut self, level: Level, message: &str) {
@@ -49,11 +54,31 @@ impl Guest {
 impl WasiView for Guest {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         // Most modules never ask.
-        let wasi = self.wasi.get_or_insert_with(|| {
-            Box::new((WasiCtx::builder().max_random_size(64 << 10).build(), ResourceTable::new()))
-        });
+        let wasi = self
+            .wasi
+            .get_or_insert_with(|| Box::new((wasi_of(&self.grants, &self.state), ResourceTable::new())));
         WasiCtxView { ctx: &mut wasi.0, table: &mut wasi.1 }
     }
+}
+
+/// WASI without environment, output and name look-up; files and network only as granted.
+fn wasi_of(grants: &Arc<Grants>, state: &State) -> WasiCtx {
+    let mut builder = WasiCtx::builder();
+    builder.max_random_size(64 << 10).allow_udp(false).allow_tcp(!grants.network.is_empty());
+    for Folder { path, at, write } in &grants.folders {
+        let (folders, files) = match write {
+            true => (DirPerms::all(), FilePerms::all()),
+            false => (DirPerms::READ, FilePerms::READ),
+        };
+        if let Err(error) = builder.preopened_dir(path, at, folders, files) {
+            state.log(Level::Error, &format!("the folder {at} can't be opened ({error:#})"));
+        }
+    }
+    let grants = Arc::clone(grants);
+    builder.socket_addr_check(move |address, used| {
+        Box::pin(std::future::ready(used == SocketAddrUse::TcpConnect && grants.reaches(address)))
+    });
+    builder.build()
 }
 
 impl ResourceLimiter for Bounds {

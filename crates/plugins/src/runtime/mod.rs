@@ -151,7 +151,7 @@ impl Runtime {
             .worker_threads(threads)
             .thread_name("wasm-slow")
             .on_thread_start(lower_priority)
-            .enable_time()
+            .enable_all()
             .build()
             .map_err(|error| Error::internal(format!("no threads for modules: {error}")))?;
         let clock = Arc::new(Clock {

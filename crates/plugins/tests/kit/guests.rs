@@ -298,22 +298,28 @@ pub fn smg_adds_header(name: &str, value: &str) -> Vec<u8> {
         store(1608, value_at),
         store(1612, value.len() as u32),
     ];
-    smg(&words.concat(), &[name.as_bytes(), value.as_bytes()].concat())
+    smg("smg:gateway", &words.concat(), &[name.as_bytes(), value.as_bytes()].concat())
 }
 
 /// A module of SGLang's gateway: rejects with a status.
 pub fn smg_rejects(status: u16) -> Vec<u8> {
-    smg(&[store(0, 1), store(4, status.into())].concat(), b"")
+    smg_of("smg:gateway", status)
 }
 
-fn smg(code: &str, text: &[u8]) -> Vec<u8> {
+/// The same under a name of the package.
+pub fn smg_of(package: &str, status: u16) -> Vec<u8> {
+    smg(package, &[store(0, 1), store(4, status.into())].concat(), b"")
+}
+
+fn smg(package: &str, code: &str, text: &[u8]) -> Vec<u8> {
     // Seven fields: five lists or strings of two, the id of two, the clock of one: 13 flat parameters.
     let parts = format!(
-        r#"{} (func (export "smg:gateway/middleware-on-request#on-request")
+        r#"{} (func (export "{package}/middleware-on-request#on-request")
           (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i64) (result i32) {code} (call $forget) (i32.const 0))"#,
         data(text)
     );
-    let wit = [("smg.wit", branchline_plugins::SMG_WIT)];
+    let named = branchline_plugins::SMG_WIT.replace("smg:gateway", package);
+    let wit = [("smg.wit", named.as_str())];
     componentize::component(self::text("", &parts).as_bytes(), &wit, "smg-request").expect("a component")
 }
 

@@ -2,11 +2,12 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
 pub mod guests;
+pub mod wasi_guests;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use branchline_plugins::{Header, Module, PluginOptions, Plugins, RequestView, Spec};
+use branchline_plugins::{Grantable, Header, Module, PluginOptions, Plugins, RequestView, Spec};
 use branchline_telemetry::Metrics;
 use serde_json::{Value, json};
 
@@ -22,11 +23,16 @@ impl Kit {
     }
 
     pub fn kept_in(dir: Option<&std::path::Path>) -> Self {
+        Self::granting(dir, Grantable::default())
+    }
+
+    pub fn granting(dir: Option<&std::path::Path>, grantable: Grantable) -> Self {
         let metrics = Arc::new(Metrics::default());
         let options = PluginOptions {
             dir: dir.map(Into::into),
             upload_dirs: Vec::new(),
             compile_timeout: Duration::from_secs(300),
+            grantable,
         };
         Self { plugins: Plugins::new(options, Arc::clone(&metrics)).expect("a registry"), metrics }
     }
