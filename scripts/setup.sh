@@ -1,12 +1,9 @@
 #!/usr/bin/env bash
-# Prepares a clone: scripts/setup.sh serve | dev | whole (dev, and a router
-# with middleware). Says what it does; a second run finds its stamps and needs no network.
+# Prepares a clone: scripts/setup.sh serve | dev. Says what it does; a second run finds its stamps and needs no network.
 # Nothing outside the clone is changed but the package caches and, where a system package is missing, apt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-serve}
-whole=0
-if [ "$what" = whole ]; then what=dev whole=1; fi
 start=$SECONDS
 venv=.venv
 python=$venv/bin/python
@@ -41,16 +38,16 @@ build_rust() {
   local log=target/setup-build.log status=0
   mkdir -p target
   local features=()
-  # The whole router has middleware, whose compiler takes longer to build than all the rest (ADR 0024): `make test-wasm`
-  # builds it, serving takes it where it has been built already.
-  if [ $whole = 1 ] || { [ "$what" = serve ] && [ -e target/release/.whole-router ]; }; then
-    features=(--features branchline-gateway/wasm)
+  # The whole router has middleware, whose compiler takes longer to build than all the rest (ADR 0024): what is tested
+  # and shipped has it, serving from a fresh clone does without.
+  if [ "$what" = dev ] || [ -e target/release/.whole-router ]; then
+    features=(--features branchline-router-python/wasm)
   fi
   cargo build --release --locked "${features[@]}" -p branchline-gateway -p branchline-engine-native -p branchline-router-python --color never >"$log" 2>&1 &
   local job=$!
   while sleep 1 && kill -0 $job 2>/dev/null; do
     if (( (SECONDS - start) % 20 == 0 )); then
-      say "building the Rust parts: $(grep -c Compiling "$log" || true) of about 250 crates"
+      say "building the Rust parts: $(grep -c Compiling "$log" || true) of about $([ ${#features[@]} = 0 ] && echo 250 || echo 350) crates"
     fi
   done
   wait $job || status=$?
@@ -88,22 +85,35 @@ install_python() {
   install_list "$1" "$words" || return 1
 }
 
+# What the guests in JavaScript, C and Rust need that the tests of middleware build; without it they are skipped in words.
+have_clang() { command -v clang-19 >/dev/null && command -v wasm-ld-19 >/dev/null; }
+install_guest_tools() {
+  local jco=@bytecodealliance/jco@1.35.0 tools=target/tools
+  if command -v npm >/dev/null && [ ! -e $tools/.jco-1.35.0 ]; then
+    say "installing $jco into $tools"
+    mkdir -p $tools
+    timeout 240 npm install --silent --no-audit --no-fund --prefix $tools $jco >/dev/null 2>&1 && touch $tools/.jco-1.35.0
+  fi
+  cargo fetch -q --locked --manifest-path examples/middleware/api-key-tenant/Cargo.toml 2>/dev/null \
+    || say "the crates of examples/middleware/api-key-tenant can't be fetched: modules in Rust are not tested"
+  [ -e $tools/.jco-1.35.0 ] || say "no npm, or no $jco: modules in JavaScript are not tested"
+  if ! have_clang && command -v apt-get >/dev/null; then
+    say "installing clang-19 and lld-19"
+    (apt-get update -qq && apt-get install -y -qq --no-install-recommends clang-19 lld-19) >/dev/null 2>&1 || true
+  fi
+  have_clang || say "no clang-19 with lld-19: modules in C are not tested"
+}
+
 list=serve
 [ "$what" = dev ] && list=dev
-say "the first set-up compiles for about 5 minutes on 2 cores$([ "$what" = dev ] && echo " and fetches torch beside it"); later ones take seconds"
+say "the first set-up compiles for about $([ "$what" = dev ] && echo "12 minutes on 2 cores and fetches torch beside it" || echo "5 minutes on 2 cores"); later ones take seconds"
 install_python "$list" & python_job=$!
+tools_job=
+if [ "$what" = dev ]; then install_guest_tools & tools_job=$!; fi
 rust_ok=1
 build_rust || rust_ok=0
 wait $python_job || fail "Python packages could not be installed; see the message above, then run the same command again (finished parts are kept)"
+[ -z "$tools_job" ] || wait $tools_job || true
 [ $rust_ok = 1 ] || fail "cargo build failed; its whole output is in target/setup-build.log"
 scripts/develop.sh
-# Guests in JavaScript and C for the tests of middleware; without these tools their tests are skipped in words.
-if [ $whole = 1 ]; then
-  jco=@bytecodealliance/jco@1.35.0
-  if command -v npm >/dev/null && [ ! -e "target/tools/.jco-1.35.0" ]; then
-    say "installing $jco into target/tools"
-    npm install --silent --no-audit --no-fund --prefix target/tools $jco >/dev/null && touch target/tools/.jco-1.35.0 || say "no jco: JavaScript guests are not tested"
-  fi
-  command -v clang-19 >/dev/null && command -v wasm-ld-19 >/dev/null || say "no clang-19 and lld-19: C guests are not tested (apt-get install clang-19 lld-19)"
-fi
 say "set-up is complete"

@@ -9,10 +9,7 @@ mkdir -p "$out"
 rm -f "$out"/branchline-*.whl "$out"/branchline_router-*.whl
 for package in engine/native bindings/python; do
   say "building the wheel of $package"
-  features=()
-  # WASM=1: a router that can run middleware (docs/adr/0024).
-  if [ $package = bindings/python ] && [ "${WASM:-0}" = 1 ]; then features=(--features wasm); fi
-  .venv/bin/maturin build --release --locked "${features[@]}" -m "$package/Cargo.toml" --out "$out"
+  .venv/bin/maturin build --release --locked -m "$package/Cargo.toml" --out "$out"
 done
 say "done:"
 ls -l "$out"/*.whl

@@ -174,5 +174,6 @@ fn plugin_options(options: &Options) -> PluginOptions {
             folders: options.wasm_grant_dirs.iter().map(Into::into).collect(),
             network: options.wasm_grant_network.iter().copied().collect(),
         },
+        trusted: options.wasm_trusted_keys.iter().copied().collect(),
     }
 }

@@ -40,5 +40,7 @@ mod wasm_chain;
 #[cfg(feature = "wasm")]
 mod wasm_load;
 #[cfg(feature = "wasm")]
+mod wasm_split;
+#[cfg(feature = "wasm")]
 mod wasm_streams;
 mod wire;

@@ -143,6 +143,31 @@ async fn clients_are_served_over_tls_and_not_without() {
     assert!(!bytes.starts_with(b"HTTP/"), "nothing is served in the clear");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_reaches_a_gateway_over_tls_that_it_can_believe() {
+    let (folder, authority) = (tempfile::tempdir().expect("a folder"), Authority::new("a"));
+    let (cert, key) = write_pair(folder.path(), "server", &authority.signs("gateway"));
+    let (ca, other) = (
+        write(folder.path(), "ca.crt", &authority.pem),
+        write(folder.path(), "other.crt", &Authority::new("other").pem),
+    );
+    let given = [("tls_cert_path", text(&cert)), ("tls_key_path", text(&key))];
+    let gateway = Gateway::start_cold(&given, &[]).await;
+    for (ca, believed) in [(&ca, true), (&other, false)] {
+        let url = format!("https://localhost:{}", gateway.address.port());
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_branchline-router"));
+        command.args(["wasm", "ls", "--url", &url, "--ca-cert", text(ca)]);
+        let done = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
+        let done = tokio::time::timeout(PATIENCE, done).await.expect("in time").expect("no panic");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(
+            (done.status.success(), said.contains("no gateway answers")),
+            (believed, !believed),
+            "{said}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_silent_handshake_is_given_up_and_holds_up_nobody() {
     let (folder, authority) = (tempfile::tempdir().expect("a folder"), Authority::new("a"));

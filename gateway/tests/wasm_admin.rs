@@ -5,6 +5,7 @@ use crate::kit::{Answer, Gateway};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use branchline_testkit::{ScriptedWorker, Step, response};
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::{Value, json};
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"x"}]}"#;
@@ -71,6 +72,36 @@ async fn bare_bytes_are_loaded_with_their_settings_in_the_query() {
     let nameless = send(&gateway, "POST", "/wasm", "application/wasm", &guests::noop()).await;
     assert_eq!(nameless.status, 400);
     assert!(message(&nameless).contains("`name`"), "{}", nameless.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_a_port_of_their_own_operators_load_modules_there_and_clients_meet_them_here() {
+    let worker = ScriptedWorker::start(|_| vec![Step::Send(response(200, &[], b"{}"))]).await;
+    let worker = worker.expect("a free port");
+    let options = [("admin_port", "0"), ("api_key", "boss"), ("user_api_key", "user")];
+    let gateway = Gateway::start(&options, &[worker.url()]).await;
+    let (boss, user) = ([("x-api-key", "boss")], [("x-api-key", "user")]);
+    let body = json!({"name": "gate", "module": STANDARD.encode(guests::rejects(418, "no"))}).to_string();
+    for key in [&boss, &user] {
+        assert_eq!(gateway.call("POST", "/wasm", key, &body).await.status, 404, "not on the public port");
+        assert_eq!(gateway.call("GET", "/wasm", key, "").await.status, 404);
+    }
+    assert_eq!(gateway.operate("POST", "/wasm", &user, &body).await.status, 401, "no operator's key");
+    let loaded = gateway.operate("POST", "/wasm", &boss, &body).await;
+    assert_eq!(loaded.status, 201, "{}", loaded.text());
+    assert_eq!(gateway.call("POST", PATH, &user, CHAT).await.status, 418);
+    let path = format!("/wasm/{}", loaded.json()["uuid"].as_str().expect("a uuid"));
+    for (method, path, body) in [
+        ("GET", path.clone(), ""),
+        ("GET", format!("{path}/logs"), ""),
+        ("POST", format!("{path}/dry-run"), "{}"),
+        ("PATCH", path.clone(), r#"{"order": 1}"#),
+        ("DELETE", path.clone(), ""),
+    ] {
+        assert_eq!(gateway.call(method, &path, &boss, body).await.status, 404, "{method} {path}");
+        assert_eq!(gateway.operate(method, &path, &boss, body).await.status, 200, "{method} {path}");
+    }
+    assert_eq!(gateway.call("POST", PATH, &user, CHAT).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -220,4 +251,37 @@ async fn methods_that_a_path_has_not_are_told_from_unknown_paths() {
         assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
         assert!(!message(&answer).is_empty());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signatures_are_taken_in_every_shape_of_an_upload() {
+    let pair = Ed25519KeyPair::from_seed_unchecked(&[9; 32]).expect("a seed");
+    let key = STANDARD.encode(pair.public_key());
+    let worker = ScriptedWorker::start(|_| vec![Step::Send(response(200, &[], b"{}"))]).await;
+    let worker = worker.expect("a free port");
+    let gateway = Gateway::start(&[("wasm_trusted_keys", key.as_str())], &[worker.url()]).await;
+    let module = guests::rejects(403, "no");
+    let signature = STANDARD.encode(pair.sign(&module));
+    let json = |name: &str, signature: Value| {
+        json!({"name": name, "module": STANDARD.encode(&module), "signature": signature}).to_string()
+    };
+    let unsigned = gateway.post("/wasm", &json("a", Value::Null)).await;
+    assert_eq!(unsigned.status, 400, "null is no signature: {}", unsigned.text());
+    let other = gateway.post("/wasm", &json("a", json!(STANDARD.encode(pair.sign(b"other"))))).await;
+    assert_eq!((other.status, other.json()["error"]["param"].as_str()), (403, Some("signature")));
+    let loaded = gateway.post("/wasm", &json("a", json!(signature))).await;
+    assert_eq!((loaded.status, &loaded.json()["signature"]), (201, &json!(signature)), "{}", loaded.text());
+    let form = parts(&[("name", "b"), ("signature", &signature)], &module);
+    let kind = "multipart/form-data; boundary=b";
+    assert_eq!(send(&gateway, "POST", "/wasm", kind, &form).await.status, 201);
+    let spelled = signature.replace('+', "%2B").replace('/', "%2F").replace('=', "%3D");
+    let path = format!("/wasm?name=c&signature={spelled}");
+    let bare = send(&gateway, "POST", &path, "application/wasm", &module).await;
+    assert_eq!(bare.status, 201, "{}", bare.text());
+    assert_eq!(send(&gateway, "POST", "/wasm?name=d", "application/wasm", &module).await.status, 403);
+    let path = format!("/wasm/{}", loaded.json()["uuid"].as_str().expect("a uuid"));
+    assert_eq!(gateway.call("PUT", &path, &[], &json("a", json!("AAAA"))).await.status, 403);
+    let patch = json!({"signature": signature}).to_string();
+    assert_eq!(gateway.call("PATCH", &path, &[], &patch).await.status, 400);
+    assert_eq!(gateway.post(PATH, CHAT).await.status, 403, "the module still answers");
 }

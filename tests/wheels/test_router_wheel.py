@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wheels.building import VERSION, build, check_stub, install, run
+from tests.wheels.building import ROOT, VERSION, build, check_stub, install, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -111,6 +111,12 @@ def test_console_script_serves_until_a_signal_and_leaves_with_zero(environment: 
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
         assert process.wait(60) == 0
+
+
+def test_the_wheels_router_builds_and_runs_middleware(environment: Path, tmp_path: Path) -> None:
+    script, module = environment / "branchline-router", tmp_path / "noop.wasm"
+    run(script, "wasm", "build", ROOT / "examples/middleware/noop/noop.wat", "-o", module, LANG="C")
+    assert '"action": "continue"' in run(script, "wasm", "test", module, LANG="C").stdout
 
 
 def test_wheel_carries_licence_notices_stub_and_marker(site: Path) -> None:

@@ -10,6 +10,7 @@ use branchline_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::sign::Signature;
 use crate::spec::Spec;
 
 /// What is kept of a module beside its bytes.
@@ -18,6 +19,12 @@ pub(crate) struct Record {
     pub(crate) uuid: Uuid,
     pub(crate) spec: Spec,
     pub(crate) sha256: String,
+    /// Of the bytes, if they came with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) signature: Option<Signature>,
+    /// The file that the bytes were read from, if they were not uploaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) origin: Option<String>,
     pub(crate) version: u32,
     pub(crate) created_ms: u64,
     pub(crate) updated_ms: u64,
@@ -140,7 +147,17 @@ mod tests {
     fn record(sequence: u64, sha256: &str) -> Record {
         let spec = Spec { name: "m".to_owned(), ..Spec::default() };
         let sha256 = sha256.to_owned();
-        Record { uuid: Uuid::new_v4(), spec, sha256, version: 1, created_ms: 1, updated_ms: 1, sequence }
+        Record {
+            uuid: Uuid::new_v4(),
+            spec,
+            sha256,
+            signature: None,
+            origin: None,
+            version: 1,
+            created_ms: 1,
+            updated_ms: 1,
+            sequence,
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod runtime;
 #[cfg(not(feature = "runtime"))]
 #[path = "runtime_absent.rs"]
 mod runtime;
+mod sign;
 mod spec;
 mod state;
 mod store;
@@ -29,6 +30,7 @@ pub use failure::{Called, Cause, Cost, Failure};
 pub use grants::{Folder, Grantable, Grants, Peers};
 pub use module::{Events, Module};
 pub use registry::{Chain, MODULE_CAP_BYTES, PluginOptions, Plugins};
+pub use sign::{Signature, TrustedKey, Upload};
 pub use spec::{FailMode, Hook, Limits, Routes, Spec};
 pub use state::{Level, Line};
 pub use view::{

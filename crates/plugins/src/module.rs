@@ -233,7 +233,7 @@ impl Module {
             "module_uuid": self.record.uuid,
             "module_meta": {
                 "name": self.spec.name,
-                "file_path": "",
+                "file_path": self.record.origin.as_deref().unwrap_or_default(),
                 "sha256_hash": self.record.sha256,
                 "size_bytes": self.size,
                 "created_at": self.record.created_ms / 1000,
@@ -246,6 +246,7 @@ impl Module {
             "updated_ms": self.record.updated_ms,
             "hooks": hooks,
             "needs": self.needs,
+            "signature": self.record.signature,
             "settings": self.spec,
             "quarantined": self.is_quarantined(),
             "calls": counts.calls.load(Ordering::Relaxed),

@@ -19,6 +19,7 @@ use crate::disk::{Disk, Record};
 use crate::grants::Grantable;
 use crate::module::Module;
 use crate::runtime::{self, Code};
+use crate::sign::{self, TrustedKey, Upload};
 use crate::spec::{Hook, Spec};
 use crate::state::{State, now_ms};
 use crate::view::Needs;
@@ -39,6 +40,8 @@ pub struct PluginOptions {
     pub compile_timeout: Duration,
     /// Files and network that modules may be granted.
     pub grantable: Grantable,
+    /// If there are some, only modules that one of them has signed are loaded.
+    pub trusted: Vec<TrustedKey>,
 }
 
 /// The modules in the order that requests meet them.
@@ -106,6 +109,7 @@ impl Plugins {
         if hex(&Sha256::digest(&bytes)) != record.sha256 {
             return Err(Error::internal("its bytes are damaged; upload it again"));
         }
+        sign::check(&self.options.trusted, &bytes, record.signature.as_ref())?;
         let state = Arc::new(State::new(&record.spec.name, Arc::clone(&self.metrics)));
         self.load(record, bytes.into(), state).await
     }
@@ -201,10 +205,12 @@ impl Plugins {
     ///
     /// # Errors
     /// What is wrong with the bytes or settings; `Conflict` if the name is taken.
-    pub async fn add(&self, mut spec: Spec, bytes: Vec<u8>) -> Result<(Arc<Module>, bool)> {
+    pub async fn add(&self, mut spec: Spec, upload: impl Into<Upload>) -> Result<(Arc<Module>, bool)> {
+        let Upload { bytes, signature, origin } = upload.into();
         spec.check()?;
         spec.grants = self.options.grantable.allow(spec.grants)?;
         let bytes = limited(bytes)?;
+        sign::check(&self.options.trusted, &bytes, signature.as_ref())?;
         let sha256 = hex(&Sha256::digest(&bytes));
         let changing = self.changing.lock().await;
         let chain = self.chain();
@@ -225,6 +231,8 @@ impl Plugins {
             uuid: Uuid::now_v7(),
             spec,
             sha256,
+            signature,
+            origin,
             version: 1,
             created_ms: now,
             updated_ms: now,
@@ -258,7 +266,7 @@ impl Plugins {
     ///
     /// # Errors
     /// `NotFound`, or what is wrong with the changes; then the old one stays.
-    pub async fn change(&self, uuid: Uuid, changes: &Value, bytes: Option<Vec<u8>>) -> Result<Arc<Module>> {
+    pub async fn change(&self, uuid: Uuid, changes: &Value, upload: Option<Upload>) -> Result<Arc<Module>> {
         let changing = self.changing.lock().await;
         let old = self.get(uuid)?;
         let mut spec = old.spec.patched(changes)?;
@@ -271,9 +279,11 @@ impl Plugins {
         let mut record =
             Record { spec, updated_ms: now_ms(), version: old.record.version + 1, ..old.record.clone() };
         let state = Arc::clone(&old.state);
-        let (module, bytes) = match bytes {
-            Some(bytes) => {
+        let (module, bytes) = match upload {
+            Some(Upload { bytes, signature, origin }) => {
                 let bytes = limited(bytes)?;
+                sign::check(&self.options.trusted, &bytes, signature.as_ref())?;
+                (record.signature, record.origin) = (signature, origin);
                 record.sha256 = hex(&Sha256::digest(&bytes));
                 (self.load(record, Arc::clone(&bytes), state).await?, Some(bytes))
             }

@@ -22,8 +22,7 @@ pub(crate) enum Code {}
 
 /// What a module's attempt to load is answered.
 pub(crate) fn absent() -> Error {
-    let message =
-        "this build has no WebAssembly runtime; use the wheel or image, or build with --features wasm";
+    let message = "this build has no WebAssembly runtime; use the wheel, or build with --features wasm";
     Error::new(ErrorCode::Unimplemented, message)
 }
 

@@ -1,10 +1,15 @@
-//! Files and network: nothing unless the operator's options and the module's grants both say so.
+//! What operators allow: files and network if options and grants both say so, and only signed modules if keys are set.
 
 mod kit;
 
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use branchline_core::ErrorCode;
-use branchline_plugins::{Grantable, RequestAction};
-use kit::{Kit, request, spec, wasi_guests};
+use branchline_plugins::{Grantable, PluginOptions, RequestAction, Signature, TrustedKey, Upload};
+use kit::{Kit, guests, request, spec, wasi_guests};
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::{Value, json};
 
 /// A module's answer: status and body.
@@ -65,4 +70,43 @@ async fn what_the_options_do_not_cover_is_refused_at_loading_changing_and_restor
     let narrower = Kit::kept_in(Some(kept.path()));
     let restored = narrower.plugins.restore_all().await.expect_err("no folder may be granted now");
     assert!(restored.message.contains("--wasm-grant-dirs"), "{restored}");
+}
+
+/// A key that is trusted, and what it says of some bytes.
+fn signer() -> (TrustedKey, impl Fn(&[u8]) -> Signature) {
+    let pair = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).expect("a seed");
+    let key = STANDARD.encode(pair.public_key()).parse().expect("a key");
+    (key, move |bytes| Signature::from(STANDARD.encode(pair.sign(bytes))))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_keys_are_trusted_only_signed_modules_are_loaded_replaced_and_restored() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (key, sign) = signer();
+    let with = |dir: Option<&Path>, trusted: Vec<TrustedKey>| {
+        Kit::with(PluginOptions { dir: dir.map(Into::into), trusted, ..Kit::options() })
+    };
+    let kit = with(Some(folder.path()), vec![key]);
+    let (old, new) = (guests::rejects(403, "old"), guests::rejects(403, "new"));
+    let signed = |bytes: &[u8], by: &[u8]| Upload { signature: Some(sign(by)), ..bytes.to_vec().into() };
+    for upload in [Upload::from(old.clone()), signed(&old, &new)] {
+        let error = kit.plugins.add(spec("m", &json!({})), upload).await.expect_err("not signed");
+        assert_eq!((error.code, error.field.as_deref()), (ErrorCode::PermissionDenied, Some("signature")));
+    }
+    let (module, _) = kit.plugins.add(spec("m", &json!({})), signed(&old, &old)).await.expect("signed");
+    let replaced = kit.plugins.change(module.uuid(), &json!({}), Some(new.clone().into())).await;
+    assert_eq!(replaced.expect_err("not signed").code, ErrorCode::PermissionDenied);
+    kit.plugins.change(module.uuid(), &json!({"order": 1}), None).await.expect("settings need no signature");
+    kit.plugins.change(module.uuid(), &json!({}), Some(signed(&new, &new))).await.expect("signed");
+    let again = with(Some(folder.path()), vec![key]);
+    again.plugins.restore_all().await.expect("it is signed still");
+    assert_eq!(again.plugins.chain().len(), 1);
+    let stranger: TrustedKey = STANDARD.encode([1; 32]).parse().expect("a key");
+    let error =
+        with(Some(folder.path()), vec![stranger]).plugins.restore_all().await.expect_err("no key of it");
+    assert!(error.message.contains("'m'") && error.message.contains("--wasm-trusted-keys"), "{error}");
+    // What came unsigned while nobody asked does not come back once somebody does.
+    let kept = tempfile::tempdir().expect("a folder");
+    with(Some(kept.path()), Vec::new()).load("m", json!({}), old).await;
+    assert!(with(Some(kept.path()), vec![key]).plugins.restore_all().await.is_err());
 }

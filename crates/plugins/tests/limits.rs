@@ -85,8 +85,11 @@ async fn repeated_failures_quarantine_and_a_change_lets_the_module_back_in() {
         assert_eq!(module.on_request(request()).await.result.expect_err("it traps").cause, Cause::Trap);
     }
     assert!(module.is_quarantined());
-    let mended =
-        kit.plugins.change(module.uuid(), &json!({}), Some(guests::noop())).await.expect("a good module");
+    let mended = kit
+        .plugins
+        .change(module.uuid(), &json!({}), Some(guests::noop().into()))
+        .await
+        .expect("a good module");
     assert!(!mended.is_quarantined());
     assert!(mended.on_request(request()).await.result.is_ok());
 }

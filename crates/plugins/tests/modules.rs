@@ -325,7 +325,8 @@ async fn a_failed_change_leaves_the_old_module_in_place() {
         (json!({"hooks": ["on-route"]}), Some(guests::noop())),
         (json!({"name": "other"}), None),
     ] {
-        assert!(kit.plugins.change(module.uuid(), &changes, bytes).await.is_err(), "{changes}");
+        let upload = bytes.map(Into::into);
+        assert!(kit.plugins.change(module.uuid(), &changes, upload).await.is_err(), "{changes}");
     }
     let now = kit.plugins.get(module.uuid()).expect("still there");
     let Ok(RequestAction::Reject(reply)) = now.on_request(request()).await.result else {
@@ -341,8 +342,11 @@ async fn a_replaced_module_keeps_its_store_and_a_held_one_goes_on_working() {
     for _ in 0..2 {
         assert_eq!(old.on_request(request()).await.result.expect("free"), RequestAction::Continue);
     }
-    let new =
-        kit.plugins.change(old.uuid(), &json!({"order": 1}), Some(guests::budget(4))).await.expect("good");
+    let new = kit
+        .plugins
+        .change(old.uuid(), &json!({"order": 1}), Some(guests::budget(4).into()))
+        .await
+        .expect("good");
     assert_eq!(new.on_request(request()).await.result.expect("the third"), RequestAction::Continue);
     // A request that began before the change still has the old module, whose budget is used up now.
     assert!(matches!(old.on_request(request()).await.result, Ok(RequestAction::Reject(_))));

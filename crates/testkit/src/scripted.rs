@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 /// One request as it came over the wire.
@@ -49,6 +49,8 @@ pub enum Step {
     Pause(Duration),
     /// Wait until the peer leaves.
     Hold,
+    /// Wait until the test gives a permit, and take it.
+    Turn(Arc<Semaphore>),
     /// End the connection by a TCP reset.
     Reset,
     /// End the connection in order.
@@ -260,6 +262,10 @@ async fn take(step: Step, stream: &mut TcpStream, shared: &Shared) -> std::io::R
             left();
             return Ok(false);
         }
+        Step::Turn(turns) => match turns.acquire().await {
+            Ok(turn) => turn.forget(),
+            Err(_) => return Ok(false),
+        },
         Step::Reset => {
             stream.set_zero_linger()?;
             return Ok(false);

@@ -215,7 +215,7 @@ impl ClientTls {
     ///
     /// # Errors
     /// If the system's authorities can't be read.
-    pub(crate) fn config(&self) -> Result<Arc<ClientConfig>> {
+    pub fn config(&self) -> Result<Arc<ClientConfig>> {
         if let Some(config) = self.current.load_full() {
             return Ok(config);
         }

@@ -113,7 +113,8 @@ impl Job<'_> {
     }
 
     fn rust(&self) -> Result<(), String> {
-        let target = self.scratch.join("target");
+        // The folder's own, so that a second build is quick.
+        let target = absolute(&self.source.join("target"))?;
         let mut command = Command::new(tool("CARGO", "cargo"));
         command.args(["build", "--release", "--quiet", "--target", "wasm32-unknown-unknown", "--target-dir"]);
         command.arg(&target).current_dir(self.source);
@@ -143,5 +144,5 @@ fn componentize(core: &[u8], world: &str) -> Result<Vec<u8>, String> {
 
 #[cfg(not(feature = "wasm"))]
 fn componentize(_core: &[u8], _world: &str) -> Result<Vec<u8>, String> {
-    Err("this build can't make components; use the wheel or image, or build with --features wasm".to_owned())
+    Err("this build can't make components; use the wheel, or build with --features wasm".to_owned())
 }

@@ -3,6 +3,7 @@
 //! `new`, `build` and `test` work on this machine; `push`, `ls`, `rm` and `logs` talk to a running gateway.
 
 mod build;
+mod dial;
 mod remote;
 mod scaffold;
 mod trial;
@@ -47,6 +48,7 @@ fn command() -> Command {
         [
             option("url", "URL", "The gateway").default_value("http://127.0.0.1:30000"),
             option("api-key", "KEY", "Its key; or the environment's BRANCHLINE_API_KEY"),
+            option("ca-cert", "FILE", "Authorities to believe, for https; the system's without it"),
         ]
     };
     Command::new("branchline-router wasm")
@@ -79,9 +81,16 @@ fn command() -> Command {
         )
         .subcommand(
             Command::new("test")
-                .about("Calls a hook of a component on this machine; prints the action and its cost")
+                .about("Calls hooks of a component on this machine; prints each action and its cost")
                 .arg(required("component", "The .wasm file"))
-                .arg(option("sample", "FILE", "JSON as POST /wasm/{uuid}/dry-run takes it"))
+                .arg(
+                    option(
+                        "sample",
+                        "FILE",
+                        "JSON as POST /wasm/{uuid}/dry-run takes it; may be given again",
+                    )
+                    .action(ArgAction::Append),
+                )
                 .arg(option("settings", "JSON", "Settings, for example {\"config\": …}")),
         )
         .subcommand(
@@ -90,6 +99,7 @@ fn command() -> Command {
                 .arg(required("component", "The .wasm file"))
                 .arg(option("name", "NAME", "Its name; the file's without it"))
                 .arg(option("settings", "JSON", "Settings, for example {\"order\": 5, \"fail\": \"open\"}"))
+                .arg(option("signature", "FILE", "64 bytes of Ed25519, by `openssl pkeyutl -sign -rawin`"))
                 .args(remote()),
         )
         .subcommand(Command::new("ls").about("Lists the modules").args(remote()))
@@ -125,8 +135,9 @@ fn dispatch(matches: &ArgMatches) -> Result<String, String> {
             build::build(&path(matches, "source"), output, text(matches, "world"))
         }
         "test" => {
-            let sample = text(matches, "sample").map(PathBuf::from);
-            trial::run(&path(matches, "component"), sample.as_deref(), text(matches, "settings"))
+            let samples = matches.get_many::<String>("sample").unwrap_or_default();
+            let samples: Vec<_> = samples.map(PathBuf::from).collect();
+            trial::run(&path(matches, "component"), &samples, text(matches, "settings"))
         }
         _ => remote::run(name, matches),
     }
@@ -172,7 +183,7 @@ mod tests {
         for name in ["push", "ls", "rm", "logs"] {
             let all = command();
             let found = all.find_subcommand(name).expect("it is there");
-            for option in ["url", "api-key"] {
+            for option in ["url", "api-key", "ca-cert"] {
                 assert!(found.get_arguments().any(|arg| arg.get_id() == option), "{name} {option}");
             }
         }

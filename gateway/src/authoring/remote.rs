@@ -1,7 +1,7 @@
 //! `wasm push | ls | rm | logs`: calls of a gateway's `/wasm`.
 
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -9,18 +9,17 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use clap::ArgMatches;
 use http::{Method, Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Full};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
-use serde_json::{Value, json};
+use http_body_util::Full;
+use serde_json::{Map, Value, json};
 
+use super::dial::Dial;
 use super::text;
 
 /// How often `logs --follow` looks.
 const LOOK: Duration = Duration::from_secs(1);
 
 struct Gateway {
-    url: String,
+    dial: Dial,
     key: Option<String>,
 }
 
@@ -28,14 +27,19 @@ pub(super) fn run(command: &str, matches: &ArgMatches) -> Result<String, String>
     let key =
         text(matches, "api-key").map(str::to_owned).or_else(|| std::env::var("BRANCHLINE_API_KEY").ok());
     let url = text(matches, "url").unwrap_or_default().trim_end_matches('/').to_owned();
-    let gateway = Gateway { url, key };
+    let gateway = Gateway { dial: Dial::new(&url, text(matches, "ca-cert").map(PathBuf::from))?, key };
     let runtime = crate::lifecycle::runtime(1).map_err(|error| error.to_string())?;
     let module = text(matches, "module").unwrap_or_default();
     runtime.block_on(async {
         match command {
             "push" => {
                 let file = super::path(matches, "component");
-                gateway.push(&file, text(matches, "name"), text(matches, "settings")).await
+                let mut settings = super::settings(text(matches, "settings"))?;
+                if let Some(signature) = text(matches, "signature") {
+                    let bytes = super::build::read(Path::new(signature))?;
+                    settings.insert("signature".to_owned(), json!(STANDARD.encode(bytes)));
+                }
+                gateway.push(&file, text(matches, "name"), settings).await
             }
             "ls" => gateway.list().await,
             "rm" => gateway.remove(module).await,
@@ -46,21 +50,15 @@ pub(super) fn run(command: &str, matches: &ArgMatches) -> Result<String, String>
 
 impl Gateway {
     async fn call(&self, method: Method, path: &str, body: String) -> Result<Value, String> {
-        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.url));
+        let mut request = Request::builder().method(method).uri(path);
         if let Some(key) = &self.key {
             request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
         }
         let request = request
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
-            .map_err(|error| format!("--url {} can't be used: {error}", self.url))?;
-        let client = Client::builder(TokioExecutor::new()).build_http();
-        let answer = client
-            .request(request)
-            .await
-            .map_err(|error| format!("no gateway answers at {} ({error}); give --url", self.url))?;
-        let status = answer.status();
-        let body = answer.into_body().collect().await.map_err(|error| error.to_string())?.to_bytes();
+            .map_err(|error| format!("the request can't be made: {error}; check --api-key"))?;
+        let (status, body) = self.dial.send(request).await?;
         let value: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
         match status.is_success() {
             true => Ok(value),
@@ -84,9 +82,13 @@ impl Gateway {
         self.find(wanted).await?.ok_or_else(|| format!("no module is named '{wanted}'; see `wasm ls`"))
     }
 
-    async fn push(&self, file: &Path, name: Option<&str>, settings: Option<&str>) -> Result<String, String> {
+    async fn push(
+        &self,
+        file: &Path,
+        name: Option<&str>,
+        mut body: Map<String, Value>,
+    ) -> Result<String, String> {
         let bytes = super::build::read(file)?;
-        let mut body = super::settings(settings)?;
         let name = name.map_or_else(|| super::stem(file), str::to_owned);
         body.insert("module".to_owned(), json!(STANDARD.encode(bytes)));
         let (method, path) = match self.find(&name).await? {

@@ -20,6 +20,7 @@ pub(super) fn make(folder: &Path, language: &str) -> Result<String, String> {
         "c" => &[("main.c", example!("canary/main.c")), ("world", example!("canary/world"))],
         "rust" => &[
             ("Cargo.toml", example!("api-key-tenant/Cargo.toml")),
+            ("Cargo.lock", example!("api-key-tenant/Cargo.lock")),
             ("src/lib.rs", example!("api-key-tenant/src/lib.rs")),
             ("world", example!("api-key-tenant/world")),
             ("wit/middleware.wit", branchline_plugins::WIT),

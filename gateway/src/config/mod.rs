@@ -7,13 +7,13 @@ mod cluster;
 mod flags;
 mod layers;
 mod parser;
-mod peers;
 mod policy;
 mod reference;
 mod table;
 #[cfg(test)]
 mod tests;
 mod value;
+mod wasm;
 
 use std::path::Path;
 

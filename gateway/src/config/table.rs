@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use branchline_plugins::Peers;
+use branchline_plugins::{Peers, TrustedKey};
 use branchline_telemetry::LogLevel;
 use branchline_worker::PolicyKind;
 
@@ -242,6 +242,8 @@ table! {
     wasm_grant_dirs: Vec<String> = "", since "0.2.0";
     #[doc = " Addresses that WASM modules may be granted by `grants.network`, as `10.0.0.0/8:6379` or `[fd00::/8]:*`; none without it."]
     wasm_grant_network: Vec<Peers> = "", since "0.2.0";
+    #[doc = " Ed25519 public keys in base64: with some, only WASM modules that one of them has signed are loaded."]
+    wasm_trusted_keys: Vec<TrustedKey> = "", since "0.2.0";
     #[doc = " Largest body that WASM modules read; larger ones are refused if a module asks for the body."]
     wasm_body_limit: Size = "10MiB", since "0.2.0";
     #[doc = " Longest compilation of a WASM module."]

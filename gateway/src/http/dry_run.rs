@@ -10,8 +10,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-/// Calls the hook of the sample. `module` is a twin, made for this.
-pub(crate) async fn run(module: &Arc<Module>, sample: &[u8]) -> Result<Value> {
+/// Calls the hook of the sample. `module` is a twin, made for this; what it logged is shown from after that line.
+pub(crate) async fn run(module: &Arc<Module>, sample: &[u8], after: u64) -> Result<Value> {
     let mut sample: Map<String, Value> = serde_json::from_slice(sample).map_err(|error| {
         Error::invalid("body", format!("the sample is no JSON object ({error}); send one"))
     })?;
@@ -59,7 +59,7 @@ pub(crate) async fn run(module: &Arc<Module>, sample: &[u8]) -> Result<Value> {
             format!("`{unknown}` is nothing that {} takes", hook.name()),
         ));
     }
-    Ok(json!({"hook": hook.name(), "outcome": outcome, "log": module.lines(0)}))
+    Ok(json!({"hook": hook.name(), "outcome": outcome, "log": module.lines(after)}))
 }
 
 fn shown<A: Serialize>(called: Called<A>) -> Value {

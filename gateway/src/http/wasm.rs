@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use branchline_core::{Error, ErrorCode, Result};
-use branchline_plugins::{Hook, MODULE_CAP_BYTES, Spec};
+use branchline_plugins::{self as plugins, Hook, MODULE_CAP_BYTES, Signature, Spec};
 use http::{HeaderValue, Request, StatusCode, header};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -79,6 +79,10 @@ async fn logs(State(app): State<Arc<App>>, uuid: Named, Query(After { after }): 
 struct Upload {
     /// None for changes of settings alone.
     bytes: Option<Vec<u8>>,
+    /// Whoever signed the bytes.
+    signature: Option<Signature>,
+    /// The file that named the bytes.
+    origin: Option<String>,
     /// Settings as in [`Spec`].
     settings: Map<String, Value>,
 }
@@ -86,7 +90,7 @@ struct Upload {
 impl Upload {
     fn setting(&mut self, name: &str, text: &str) -> Result<()> {
         let value = match name {
-            "name" | "fail" => Value::String(text.to_owned()),
+            "name" | "fail" | "signature" => Value::String(text.to_owned()),
             "hooks" | "attach_points" => {
                 text.split(',').map(str::trim).filter(|hook| !hook.is_empty()).collect::<Vec<_>>().into()
             }
@@ -105,6 +109,13 @@ impl Upload {
 
     /// Spelling of the field's other gateway, and defaults that depend on the bytes.
     fn tidy(mut self) -> Result<Self> {
+        match self.settings.remove("signature") {
+            None => {}
+            Some(Value::String(text)) => self.signature = Some(text.into()),
+            Some(_) => {
+                return Err(Error::invalid("signature", "`signature` is no string; give it in base64"));
+            }
+        }
         if let Some(points) = self.settings.remove("attach_points") {
             self.settings.insert("hooks".to_owned(), points);
         }
@@ -174,6 +185,7 @@ async fn read(app: &App, request: Request<Body>) -> Result<Upload> {
         upload.bytes = Some(bytes);
     } else if let Some(path) = path.or(file) {
         upload.bytes = Some(app.plugins.read_path(FilePath::new(&path)).await?);
+        upload.origin = Some(path);
     }
     upload.tidy()
 }
@@ -224,16 +236,16 @@ async fn add(State(app): State<Arc<App>>, request: Request<Body>) -> Answered {
     Ok(answer(status, &module.describe()))
 }
 
-async fn load(app: &App, upload: Upload) -> Result<(Arc<branchline_plugins::Module>, bool)> {
-    let Some(bytes) = upload.bytes else {
+async fn load(app: &App, upload: Upload) -> Result<(Arc<plugins::Module>, bool)> {
+    let Upload { bytes, signature, origin, mut settings } = upload;
+    let Some(bytes) = bytes else {
         let message = "no module is given; send its bytes as `module`, or a `path` on the server";
         return Err(Error::invalid("module", message));
     };
-    let mut settings = upload.settings;
     // Which kind it is says SGLang's gateway; there is one.
     settings.remove("module_type");
     let spec = Spec::default_named(&settings)?;
-    app.plugins.add(spec, bytes).await
+    app.plugins.add(spec, plugins::Upload { bytes, signature, origin }).await
 }
 
 /// The list of SGLang's gateway: every module with its own outcome.
@@ -264,7 +276,8 @@ async fn add_listed(app: &App, module: &Value) -> Result<Uuid> {
         Error::invalid("file_path", "`file_path` is missing; name a file below --wasm-upload-dirs")
     })?;
     let bytes = Some(app.plugins.read_path(FilePath::new(path)).await?);
-    let (module, _) = load(app, Upload { bytes, settings }.tidy()?).await?;
+    let upload = Upload { bytes, settings, origin: Some(path.to_owned()), signature: None };
+    let (module, _) = load(app, upload.tidy()?).await?;
     Ok(module.uuid())
 }
 
@@ -277,15 +290,18 @@ async fn replace(State(app): State<Arc<App>>, uuid: Named, request: Request<Body
     };
     // A file's name is no wish for another module's name.
     upload.settings.remove("name");
-    let module = app.plugins.change(uuid, &Value::Object(upload.settings), Some(bytes)).await?;
+    let new = plugins::Upload { bytes, signature: upload.signature, origin: upload.origin };
+    let module = app.plugins.change(uuid, &Value::Object(upload.settings), Some(new)).await?;
     Ok(answer(StatusCode::OK, &module.describe()))
 }
 
 async fn change(State(app): State<Arc<App>>, uuid: Named, request: Request<Body>) -> Answered {
     let uuid = named(uuid)?;
     let upload = read(&app, request).await?;
-    if upload.bytes.is_some() {
-        return Err(Error::invalid("module", "PATCH changes settings; replace bytes with PUT").into());
+    if upload.bytes.is_some() || upload.signature.is_some() {
+        return Err(
+            Error::invalid("module", "PATCH changes settings; replace bytes and signature with PUT").into()
+        );
     }
     let module = app.plugins.change(uuid, &Value::Object(upload.settings), None).await?;
     Ok(answer(StatusCode::OK, &module.describe()))
@@ -294,5 +310,5 @@ async fn change(State(app): State<Arc<App>>, uuid: Named, request: Request<Body>
 async fn try_out(State(app): State<Arc<App>>, uuid: Named, request: Request<Body>) -> Answered {
     let module = app.plugins.get(named(uuid)?)?;
     let body = read_body(request.into_body(), app.body_limit()).await?;
-    Ok(answer(StatusCode::OK, &dry_run::run(&module.twin(), &body).await?))
+    Ok(answer(StatusCode::OK, &dry_run::run(&module.twin(), &body, 0).await?))
 }

@@ -13,8 +13,8 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Longest wait for anything.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest wait for anything; long, for machines with more to do.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running gateway; stopped when dropped.
 pub struct Gateway {

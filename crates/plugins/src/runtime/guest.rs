@@ -5,7 +5,7 @@ use std::sync::Arc;
 use wasmtime::component::ResourceTable;
 use wasmtime::{Error, ResourceLimiter, Result};
 use wasmtime_wasi::sockets::SocketAddrUse;
-use wasmtime_wasi::{DirPerms, FilePerms, WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxView, WasiView};
 
 use crate::grants::{Folder, Grants};
 use crate::module::Module;
@@ -66,17 +66,20 @@ fn wasi_of(grants: &Arc<Grants>, state: &State) -> WasiCtx {
     let mut builder = WasiCtx::builder();
     builder.max_random_size(64 << 10).allow_udp(false).allow_tcp(!grants.network.is_empty());
     for Folder { path, at, write } in &grants.folders {
-        let (folders, files) = match write {
-            true => (DirPerms::all(), FilePerms::all()),
-            false => (DirPerms::READ, FilePerms::READ),
-        };
-        if let Err(error) = builder.preopened_dir(path, at, folders, files) {
+        let permissions = if *write { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
+        if let Err(error) = builder.preopened_dir(path, at, permissions) {
             state.log(Level::Error, &format!("the folder {at} can't be opened ({error:#})"));
         }
     }
     let grants = Arc::clone(grants);
     builder.socket_addr_check(move |address, used| {
-        Box::pin(std::future::ready(used == SocketAddrUse::TcpConnect && grants.reaches(address)))
+        let allowed = match used {
+            SocketAddrUse::TcpConnect => grants.reaches(address),
+            // Every connection begins with a free port of its own.
+            SocketAddrUse::TcpBind => address.ip().is_unspecified() && address.port() == 0,
+            _ => false,
+        };
+        Box::pin(std::future::ready(allowed))
     });
     builder.build()
 }

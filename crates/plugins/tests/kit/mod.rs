@@ -27,13 +27,21 @@ impl Kit {
     }
 
     pub fn granting(dir: Option<&std::path::Path>, grantable: Grantable) -> Self {
-        let metrics = Arc::new(Metrics::default());
-        let options = PluginOptions {
-            dir: dir.map(Into::into),
+        Self::with(PluginOptions { dir: dir.map(Into::into), grantable, ..Self::options() })
+    }
+
+    pub fn options() -> PluginOptions {
+        PluginOptions {
+            dir: None,
             upload_dirs: Vec::new(),
             compile_timeout: Duration::from_secs(300),
-            grantable,
-        };
+            grantable: Grantable::default(),
+            trusted: Vec::new(),
+        }
+    }
+
+    pub fn with(options: PluginOptions) -> Self {
+        let metrics = Arc::new(Metrics::default());
         Self { plugins: Plugins::new(options, Arc::clone(&metrics)).expect("a registry"), metrics }
     }
 

@@ -59,8 +59,8 @@ impl Leg {
     fn choose_but(app: &App, job: &Job, exclude: &[WorkerId]) -> Result<Chosen> {
         let query = RouteQuery { exclude, ..job.query(&job.tokens) };
         let model = Some(job.model.name.as_str());
-        // Middleware that chose among the workers chose one that serves alone.
-        let splits = job.plan.is_free() && job.may_be_split() && app.fleet.may_split(model, &query);
+        // Middleware sees those who can serve alone: what it rules out is ruled out for either half.
+        let splits = job.may_be_split() && app.fleet.may_split(model, &query);
         if splits {
             let bypass = app.options.pd_bypass_tokens as u64;
             match app.fleet.choose_pair(model, &query) {

@@ -75,7 +75,8 @@ pub(super) async fn run(given: &Attempts<'_>) -> Option<Response> {
     let mut tried: Vec<WorkerId> = Vec::new();
     let mut told: Option<Response> = None;
     loop {
-        let pair = match app.fleet.choose_pair(model, &RouteQuery { exclude: &tried, ..query }) {
+        let choose = |exclude: &[WorkerId]| app.fleet.choose_pair(model, &RouteQuery { exclude, ..query });
+        let pair = match given.plan.choose(&tried, choose) {
             Ok(pair) => pair,
             Err(none) => return given_up(app, &query, model, told, &none),
         };
