@@ -41,7 +41,7 @@ build_rust() {
   # The whole router has middleware, whose compiler takes longer to build than all the rest (ADR 0024): what is tested
   # and shipped has it, serving from a fresh clone does without.
   if [ "$what" = dev ] || [ -e target/release/.whole-router ]; then
-    features=(--features branchline-router-python/wasm)
+    features=(--features branchline-router-python/whole)
   fi
   cargo build --release --locked "${features[@]}" -p branchline-gateway -p branchline-engine-native -p branchline-router-python --color never >"$log" 2>&1 &
   local job=$!

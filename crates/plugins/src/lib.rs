@@ -8,6 +8,9 @@
 mod check;
 #[cfg(feature = "componentize")]
 pub mod componentize;
+#[cfg(not(feature = "componentize"))]
+#[path = "componentize_absent.rs"]
+pub mod componentize;
 mod disk;
 mod failure;
 mod grants;

@@ -137,12 +137,6 @@ fn absolute(path: &Path) -> Result<PathBuf, String> {
     std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-#[cfg(feature = "wasm")]
 fn componentize(core: &[u8], world: &str) -> Result<Vec<u8>, String> {
     branchline_plugins::componentize::middleware(core, world).map_err(|error| error.message)
-}
-
-#[cfg(not(feature = "wasm"))]
-fn componentize(_core: &[u8], _world: &str) -> Result<Vec<u8>, String> {
-    Err("this build can't make components; use the wheel, or build with --features wasm".to_owned())
 }
