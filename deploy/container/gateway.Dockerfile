@@ -1,9 +1,9 @@
 # The gateway, by itself. From the repository's root:
 #   docker build -f deploy/container/gateway.Dockerfile -t branchline/gateway:0.1.0 .
-# FEATURES="branchline-gateway/wasm" adds what middleware needs (docs/middleware.md).
+# FEATURES="" leaves out middleware and discovery in Kubernetes, which take long to build.
 ARG RUST=1.95
 FROM rust:${RUST}-slim-bookworm AS build
-ARG FEATURES=""
+ARG FEATURES="branchline-gateway/whole"
 WORKDIR /src
 COPY Cargo.toml Cargo.lock rust-toolchain.toml ./
 COPY crates crates

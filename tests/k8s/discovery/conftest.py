@@ -31,7 +31,7 @@ def discovering() -> None:
     lost = {**os.environ, "KUBECONFIG": "/nonexistent", "KUBERNETES_SERVICE_HOST": ""}
     told = subprocess.run(command, env=lost, capture_output=True, text=True, timeout=60)
     if "has no Kubernetes client" in told.stderr + told.stdout:
-        pytest.skip("this router was built without discovery: cargo build --features branchline-gateway/kubernetes")
+        pytest.skip("this router was built without discovery: cargo build --features branchline-gateway/whole")
 
 
 @pytest.fixture(scope="session")
