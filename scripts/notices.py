@@ -40,6 +40,8 @@ def main() -> None:
         "--locked",
         "--filter-platform",
         "x86_64-unknown-linux-gnu",
+        "--features",
+        "branchline-router-python/whole",
     ]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     rows, texts, users = [], {}, defaultdict(list)
