@@ -184,6 +184,12 @@ class RouterOptions(TypedDict, total=False):
     """Folder that WASM modules are kept in, so that they survive a restart; without it they are gone then."""
     wasm_upload_dirs: Sequence[str]
     """Folders whose files `POST /wasm` may name by path; none without it."""
+    wasm_grant_dirs: Sequence[str]
+    """Folders of which WASM modules may be granted some by `grants.folders`; none without it."""
+    wasm_grant_network: Sequence[str]
+    """Addresses that WASM modules may be granted by `grants.network`, as `10.0.0.0/8:6379` or `[fd00::/8]:*`; none without it."""
+    wasm_trusted_keys: Sequence[str]
+    """Ed25519 public keys in base64: with some, only WASM modules that one of them has signed are loaded."""
     wasm_body_limit: int | str
     """Largest body that WASM modules read; larger ones are refused if a module asks for the body. Default: 10MiB."""
     wasm_compile_timeout: float | str

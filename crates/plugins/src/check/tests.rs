@@ -81,9 +81,9 @@ fn secrets_are_hidden_and_not_set_unless_granted() {
     }
     headers.insert("x-latin", HeaderValue::from_bytes(b"\xe9").expect("a value"));
     assert_eq!(visible(&headers, &Grants::default()), [Header::new("x-plain", "s")]);
-    assert_eq!(visible(&headers, &Grants { secrets: true }).len(), 5);
+    assert_eq!(visible(&headers, &Grants { secrets: true, ..Grants::default() }).len(), 5);
     assert!(request(modify(set("Authorization", "x")), &spec()).is_err());
-    let granted = Spec { grants: Grants { secrets: true }, ..spec() };
+    let granted = Spec { grants: Grants { secrets: true, ..Grants::default() }, ..spec() };
     assert!(request(modify(set("Authorization", "x")), &granted).is_ok());
 }
 
