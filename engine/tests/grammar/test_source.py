@@ -132,6 +132,8 @@ GRAMMARS = [
     ('root ::= "x"{2,3}', ["xx", "xxx"], ["x", "xxxx"]),
     ('root ::= "\\"" [^"]* "\\""', ['""', '"ab"'], ['"', 'ab"']),
     ("root ::= [0-9]+ # digits\n", ["12"], ["", "a"]),
+    ('root ::= "\\U0001F600" [\\u3040-\\u309F]', ["😀あ"], ["😀", "\\U0001F600あ"]),
+    ('root ::= "a" | # root ::= "b"\n  "c"', ["a", "c"], ["b"]),
 ]
 
 
@@ -143,9 +145,18 @@ def test_grammars_accept_their_language(text: str, good: list[str], bad: list[st
 
 
 @pytest.mark.parametrize(
-    "text", ["", "  ", "root ::= nosuchrule", 'root ::= "\x00"', "root ::= (", "hello", 'a ::= "x"']
+    "text",
+    ["", "  ", "root ::= nosuchrule", 'root ::= "\x00"', "root ::= (", "hello", 'a ::= "x"', 'root ::= "\\U00110000"'],
 )
 def test_broken_grammars_are_invalid(text: str) -> None:
+    with pytest.raises(GrammarInvalid):
+        constraint(EBNF, text)
+
+
+@pytest.mark.parametrize(
+    "text", ['root ::= "a"\nroot ::= "b"', 'root ::= x\n  x::= "a"\n\nx  ::= "b"', 's: "a"\ns: "b"']
+)
+def test_no_rule_of_a_grammar_is_dropped_for_another_of_its_name(text: str) -> None:
     with pytest.raises(GrammarInvalid):
         constraint(EBNF, text)
 

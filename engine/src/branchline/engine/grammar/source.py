@@ -7,6 +7,8 @@ their own (schema/), expressions a reader of their own (pattern/), so that one m
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from typing import Any
 
 from branchline.engine.grammar.pattern import Quoting, parse, write
@@ -15,6 +17,8 @@ from branchline.engine.grammar.refusal import GrammarInvalid
 from branchline.engine.grammar.schema import SchemaOptions, compile_schema
 
 MAX_BYTES = 1 << 20
+_RULE = re.compile(r"^[ \t]*([A-Za-z_][\w-]*)[ \t]*::=", re.M)  # where a rule of GBNF begins
+_LONG = re.compile(r"(?<!\\)((?:\\\\)*)\\U([0-9A-Fa-f]{8})")
 MAX_CHOICES = 20_000
 
 
@@ -70,10 +74,20 @@ def of_ebnf(text: str) -> str:
         raise GrammarInvalid("the grammar is empty: give a rule named root")
     from llguidance.gbnf_to_lark import any_to_lark
 
+    counted = Counter(_RULE.findall(text))  # the reader keeps the last one without a word
+    if twice := [name for name, count in counted.items() if count > 1]:
+        raise GrammarInvalid(f"the grammar has more than one rule named {twice[0]!r}: join them with |")
     try:
-        return str(any_to_lark(text))
+        return str(any_to_lark(_LONG.sub(_spelled, text) if counted else text))
     except Exception as error:  # its reader raises whatever it stumbles over
         raise GrammarInvalid(f"the grammar can't be read: {error}"[:400]) from None
+
+
+def _spelled(found: re.Match[str]) -> str:
+    """A character behind \\U, which the reader does not know; as it stands where there is none of that number."""
+    code = int(found[2], 16)
+    known = 0x80 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
+    return found[1] + chr(code) if known else found[0]
 
 
 def read_json(text: str, what: str) -> Any:
