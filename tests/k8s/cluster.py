@@ -52,27 +52,7 @@ class Cluster:
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         tokens = self.folder / "tokens.csv"
         tokens.write_text(f'{TOKEN},admin,1,"system:masters"\n')
-        etcd, peers = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
-        self.processes.append(
-            Process(
-                [
-                    "etcd",
-                    "--data-dir",
-                    str(self.folder / "etcd"),
-                    "--listen-client-urls",
-                    etcd,
-                    "--advertise-client-urls",
-                    etcd,
-                    "--listen-peer-urls",
-                    peers,
-                    "--initial-advertise-peer-urls",
-                    peers,
-                    "--initial-cluster",
-                    f"default={peers}",
-                    "--unsafe-no-fsync",
-                ]
-            )
-        )
+        etcd = self._store(client, peer)
         self.processes.append(
             Process(
                 [
@@ -128,6 +108,31 @@ class Cluster:
                     ]
                 )
             )
+
+    def _store(self, client: int, peer: int) -> str:
+        """Starts etcd; its address."""
+        etcd, peers = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+        self.processes.append(
+            Process(
+                [
+                    "etcd",
+                    "--data-dir",
+                    str(self.folder / "etcd"),
+                    "--listen-client-urls",
+                    etcd,
+                    "--advertise-client-urls",
+                    etcd,
+                    "--listen-peer-urls",
+                    peers,
+                    "--initial-advertise-peer-urls",
+                    peers,
+                    "--initial-cluster",
+                    f"default={peers}",
+                    "--unsafe-no-fsync",
+                ]
+            )
+        )
+        return etcd
 
     def _ready(self) -> bool:
         for one in self.processes:

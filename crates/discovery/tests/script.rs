@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 /// The answer to one call.
 #[derive(Debug, Clone)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// Version, objects and where the next page begins.
     List(&'static str, Vec<Value>, &'static str),
     /// Events of a watch, and how it goes on after them.
@@ -28,7 +28,7 @@ pub enum Answer {
 
 /// How a watch goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub(crate) enum Then {
     /// The server ends it in order, after this many milliseconds.
     Ends(u64),
     /// The connection breaks.
@@ -39,20 +39,20 @@ pub enum Then {
 
 /// Plays answers in order; when all are played lists are refused, and watches stay open.
 #[derive(Default)]
-pub struct Script {
+pub(crate) struct Script {
     answers: Mutex<VecDeque<Answer>>,
     /// When, and path with query.
-    pub calls: Mutex<Vec<(Instant, String)>>,
+    pub(crate) calls: Mutex<Vec<(Instant, String)>>,
     sent: Mutex<VecDeque<(&'static str, Value)>>,
 }
 
 impl Script {
-    pub fn new(answers: impl IntoIterator<Item = Answer>) -> Arc<Self> {
+    pub(crate) fn new(answers: impl IntoIterator<Item = Answer>) -> Arc<Self> {
         Arc::new(Self { answers: Mutex::new(answers.into_iter().collect()), ..Self::default() })
     }
 
     /// One more event of the watch that stays open.
-    pub fn send(&self, kind: &'static str, object: Value) {
+    pub(crate) fn send(&self, kind: &'static str, object: Value) {
         self.sent.lock().push_back((kind, object));
     }
 
@@ -62,7 +62,7 @@ impl Script {
     }
 
     /// Versions that watches started from.
-    pub fn watches(&self) -> Vec<String> {
+    pub(crate) fn watches(&self) -> Vec<String> {
         let version = |uri: &str| {
             let rest = uri.split("resourceVersion=").nth(1)?;
             rest.split('&').next().map(str::to_owned)
@@ -70,14 +70,14 @@ impl Script {
         self.calls.lock().iter().filter_map(|(_, uri)| version(uri)).collect()
     }
 
-    pub fn lists(&self) -> Vec<Instant> {
+    pub(crate) fn lists(&self) -> Vec<Instant> {
         let calls = self.calls.lock();
         calls.iter().filter(|(_, uri)| !uri.contains("watch=true")).map(|(at, _)| *at).collect()
     }
 }
 
 /// A script that a watch may outlive.
-pub struct Server(pub Arc<Script>);
+pub(crate) struct Server(pub Arc<Script>);
 
 #[async_trait]
 impl Api for Server {
@@ -135,7 +135,7 @@ impl Api for Server {
 }
 
 /// A pod that is ready, as the API server tells it.
-pub fn pod(name: &str, uid: &str, ip: &str, version: u64) -> Value {
+pub(crate) fn pod(name: &str, uid: &str, ip: &str, version: u64) -> Value {
     json!({
         "metadata": {
             "name": name, "namespace": "n", "uid": uid, "resourceVersion": version.to_string(),
@@ -146,26 +146,26 @@ pub fn pod(name: &str, uid: &str, ip: &str, version: u64) -> Value {
 }
 
 /// The same pod, not ready.
-pub fn unready(mut pod: Value) -> Value {
+pub(crate) fn unready(mut pod: Value) -> Value {
     pod["status"]["conditions"][0]["status"] = "False".into();
     pod
 }
 
 /// A fleet of addresses with the pods behind them.
 #[derive(Default)]
-pub struct Recorder {
+pub(crate) struct Recorder {
     /// Address → uid and whether it is held.
-    pub fleet: Mutex<BTreeMap<String, (String, bool)>>,
+    pub(crate) fleet: Mutex<BTreeMap<String, (String, bool)>>,
     /// Every change, as `word address`.
-    pub log: Mutex<Vec<String>>,
+    pub(crate) log: Mutex<Vec<String>>,
     /// Addresses that can't be added.
-    pub barred: Mutex<Vec<String>>,
-    pub tries: Mutex<usize>,
+    pub(crate) barred: Mutex<Vec<String>>,
+    pub(crate) tries: Mutex<usize>,
 }
 
 impl Recorder {
     /// Addresses that take requests.
-    pub fn routable(&self) -> Vec<String> {
+    pub(crate) fn routable(&self) -> Vec<String> {
         let fleet = self.fleet.lock();
         fleet.iter().filter(|(_, (_, held))| !held).map(|(address, _)| address.clone()).collect()
     }
@@ -199,20 +199,20 @@ impl Sink for Recorder {
 }
 
 /// Pauses of milliseconds, all else as usual.
-pub fn quick() -> Timing {
+pub(crate) fn quick() -> Timing {
     Timing { pause: (ms(1), ms(4)), confirm: ms(20), level: ms(20), ..Timing::default() }
 }
 
 /// Discovery in a task of its own until it is dropped.
-pub struct Running {
-    pub script: Arc<Script>,
-    pub sink: Arc<Recorder>,
-    pub metrics: Arc<Metrics>,
+pub(crate) struct Running {
+    pub(crate) script: Arc<Script>,
+    pub(crate) sink: Arc<Recorder>,
+    pub(crate) metrics: Arc<Metrics>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Running {
-    pub fn start(timing: Timing, answers: impl IntoIterator<Item = Answer>) -> Self {
+    pub(crate) fn start(timing: Timing, answers: impl IntoIterator<Item = Answer>) -> Self {
         let plan = Plan {
             queries: vec![Query::pods(
                 Some("n".to_owned()),
@@ -234,7 +234,7 @@ impl Running {
     }
 
     /// Waits for a condition.
-    pub async fn when(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+    pub(crate) async fn when(&self, what: &str, condition: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         while !condition(self) {
             assert!(!self.task.is_finished(), "discovery ended");
@@ -249,7 +249,7 @@ impl Running {
     }
 
     /// Waits until exactly these take requests.
-    pub async fn until(&self, right: &[&str]) {
+    pub(crate) async fn until(&self, right: &[&str]) {
         self.when(&format!("{right:?} routable"), |one| one.sink.routable() == right).await;
     }
 }
@@ -260,6 +260,6 @@ impl Drop for Running {
     }
 }
 
-pub const fn ms(count: u64) -> Duration {
+pub(crate) const fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }

@@ -97,18 +97,13 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
 
 def _build(config: EngineConfig, progress: Progress, given: Collection[str], chain: hooks.Chain) -> Engine:
     plan = hardware.plan(config)
-    from branchline.engine.model.load import (
-        load_model,
-    )  # torch comes with it, so only once the plan says that it is there
+    from branchline.engine.model.load import load_model  # with torch, so only once the plan says that it is there
 
     loaded = load_model(config.model, progress=progress)
     changed = overrides.apply(config, overrides.facts_of(loaded), given)
     if changed is not config:
         config, plan = changed, hardware.plan(changed)
-    if loaded.spec.fallback:
-        plan = _fallback_plan(config, loaded.spec)
-    elif loaded.spec.experts is not None and config.executor == "auto":
-        plan = hardware.plan(replace(config, executor="torch"))  # the only one that runs experts
+    plan = _plan_for(loaded.spec, config, plan)
     method = choose(config.quantization, loaded)
     if method is not None:
         loaded = method.open(loaded)
@@ -177,6 +172,15 @@ def _build(config: EngineConfig, progress: Progress, given: Collection[str], cha
         grammars,
         chain,
     )
+
+
+def _plan_for(spec: ModelSpec, config: EngineConfig, plan: hardware.Plan) -> hardware.Plan:
+    """The plan, once it is known what the model needs."""
+    if spec.fallback:
+        return _fallback_plan(config, spec)
+    if spec.experts is not None and config.executor == "auto":
+        return hardware.plan(replace(config, executor="torch"))  # the only one that runs experts
+    return plan
 
 
 def _fallback_plan(config: EngineConfig, spec: ModelSpec) -> hardware.Plan:
