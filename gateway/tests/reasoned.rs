@@ -90,12 +90,11 @@ async fn a_budget_best_effort_and_the_report_reach_the_engine() {
 #[tokio::test]
 async fn a_messages_budget_of_thinking_bounds_it_before_a_constraint() {
     let (engine, gateway) = after("", "{}", FinishReason::Stop).await;
-    let mut body = json!({
+    let body = json!({
         "model": "fake", "max_tokens": 64, "thinking": {"type": "enabled", "budget_tokens": 40},
         "messages": [{"role": "user", "content": "x"}],
+        "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
     });
-    assert_eq!(gateway.post("/v1/messages", &body.to_string()).await.status, 200);
-    body["output_config"] = json!({"format": {"type": "json_schema", "schema": {"type": "object"}}});
     assert_eq!(gateway.post("/v1/messages", &body.to_string()).await.status, 200);
     assert_eq!(asked(&engine).reasoning.and_then(|one| one.max_tokens), Some(40));
 }

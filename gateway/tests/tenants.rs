@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use crate::apis::say;
 use crate::kit::{Gateway, options};
 use branchline_gateway::http::InProcess;
 use branchline_gateway::lifecycle::Server;
@@ -12,6 +13,7 @@ use branchline_testkit::{
     Act, EngineSetup, FakeEngine, ScriptedWorker, Seen, Step, chunk, event_stream, last_chunk, response,
     within,
 };
+use branchline_worker::proto::FinishReason;
 
 const BODY: &str = r#"{"model":"m","prompt":"x","stream":true}"#;
 
@@ -97,6 +99,7 @@ async fn engines_tokens_are_counted_exactly() {
     let folder = tempfile::tempdir().expect("a folder");
     let tenants = file(&folder, "[default]\ntokens_per_minute = 40\n");
     let engine = FakeEngine::start(EngineSetup::default()).await.expect("a free port");
+    say(&engine, "ab", 1, FinishReason::Length);
     let gateway = Gateway::start(&[("tenant_file", tenants.as_str())], &[engine.url()]).await;
     let body = r#"{"prompt":[1,2,3,4,5,6,7,8],"max_tokens":2}"#;
     let (mut used, started) = (0.0, Instant::now());
@@ -282,6 +285,7 @@ async fn callers_in_the_process_take_places_as_clients_do() {
 #[tokio::test]
 async fn a_deadline_of_the_clients_reaches_the_engine() {
     let engine = FakeEngine::start(EngineSetup::default()).await.expect("a free port");
+    say(&engine, "ab", 1, FinishReason::Length);
     let gateway = Gateway::start(&[], &[engine.url()]).await;
     let headers = [("x-branchline-deadline-ms", "600000")];
     let body = r#"{"prompt":[1,2,3],"max_tokens":2}"#;

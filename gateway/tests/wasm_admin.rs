@@ -86,7 +86,7 @@ async fn with_a_port_of_their_own_operators_load_modules_there_and_clients_meet_
         assert_eq!(gateway.call("POST", "/wasm", key, &body).await.status, 404, "not on the public port");
         assert_eq!(gateway.call("GET", "/wasm", key, "").await.status, 404);
     }
-    assert_eq!(gateway.operate("POST", "/wasm", &user, &body).await.status, 401, "no operator's key");
+    assert_eq!(gateway.operate("POST", "/wasm", &user, &body).await.status, 403, "no operator's key");
     let loaded = gateway.operate("POST", "/wasm", &boss, &body).await;
     assert_eq!(loaded.status, 201, "{}", loaded.text());
     assert_eq!(gateway.call("POST", PATH, &user, CHAT).await.status, 418);

@@ -99,7 +99,7 @@ async fn a_module_that_traps_in_a_stream_fails_open_or_ends_it_in_the_familys_er
     let messages = gateway.post("/v1/messages", CHAT).await;
     assert!(messages.text().starts_with("event: error\n"), "{}", messages.text());
     let error: Value = serde_json::from_str(&messages.events()[0]).expect("JSON");
-    assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!("api_error")));
+    assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!("overloaded_error")));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -258,8 +258,9 @@ async fn add_all(app: &App, modules: Vec<Value>) -> Answered {
             Ok(uuid) => json!({"Success": uuid}),
             Err(error) => json!({"Error": error.message}),
         };
-        if let Some(module) = module.as_object_mut() {
-            module.insert("add_result".to_owned(), result);
+        match module.as_object_mut() {
+            Some(module) => drop(module.insert("add_result".to_owned(), result)),
+            None => module = json!({"given": module, "add_result": result}),
         }
         shown.push(module);
     }

@@ -98,7 +98,7 @@ class Network:
         """The classifier's score of a pair, shape (1,)."""
         assert self._head is not None, "only a model with a classifier is asked to rank"
         first, last = self._head
-        score = last(np.tanh(first(self.hidden(ids, types)[:1])))[0]
+        score: Array = last(np.tanh(first(self.hidden(ids, types)[:1])))[0]
         if self.spec.sigmoid:
             score = (1 / (1 + np.exp(-score.astype(np.float64)))).astype(np.float32)
         return score
@@ -178,7 +178,8 @@ def _erf(x: Array) -> Array:
     total = np.zeros_like(t)
     for factor in steps:
         total = (total + np.float32(factor)) * t
-    return np.copysign(1 - total * np.exp(-size * size), x)
+    signed: Array = np.copysign(1 - total * np.exp(-size * size), x)
+    return signed
 
 
 def _gelu(x: Array) -> Array:
@@ -187,7 +188,8 @@ def _gelu(x: Array) -> Array:
 
 def _gelu_tanh(x: Array) -> Array:
     inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (1 + np.tanh(inner))
+    result: Array = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return result
 
 
 def _silu(x: Array) -> Array:

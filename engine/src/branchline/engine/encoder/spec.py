@@ -188,7 +188,8 @@ def _is_identity(config: dict[str, Any]) -> bool:
 def _pooling(path: Path) -> Pooling:
     """From modules.json; a folder without one is pooled by the mean, as Sentence Transformers would."""
     modules = _modules(path)
-    modes, normalise = ("mean",), False
+    modes: tuple[str, ...] = ("mean",)
+    normalise = False
     for module in modules:
         kind = str(module.get("type", "")).rsplit(".", 1)[-1]
         if kind == "Pooling":

@@ -91,7 +91,7 @@ class Decoder:
             weights = weights / weights.sum(-1, keepdim=True)
         weights = weights.to(hidden.dtype)
         out = torch.zeros_like(hidden)
-        for number in chosen.unique().tolist():
+        for number in sorted(set(chosen.flatten().tolist())):
             rows, places = (chosen == number).nonzero(as_tuple=True)
             part = _gated(layer.mlps[number], hidden[rows]) * weights[rows, places, None]
             out.index_add_(0, rows, part)

@@ -128,7 +128,7 @@ def _layer(reader: _Reader, number: int) -> LayerWeights:
     experts = spec.experts if spec.experts is not None and number not in spec.experts.dense else None
     router = None
     if experts is None:
-        mlps = (_mlp(reader, f"{at}.mlp", spec.intermediate),)
+        mlps: tuple[MlpWeights, ...] = (_mlp(reader, f"{at}.mlp", spec.intermediate),)
     else:
         router = reader.one(f"{at}.mlp.gate.weight", experts.count, spec.hidden)
         mlps = tuple(_mlp(reader, f"{at}.mlp.experts.{one}", experts.intermediate) for one in range(experts.count))

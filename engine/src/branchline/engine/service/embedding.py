@@ -18,9 +18,10 @@ from branchline.engine.config import EngineConfig
 from branchline.engine.encoder import EncoderQueue, EncoderSpec, Network, Text, Work, load_encoder
 from branchline.engine.errors import InternalError, InvalidArgument, LoadError, Unavailable, Unimplemented
 from branchline.engine.loop import EngineLoop
+from branchline.engine.service import wire
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.limits import ModelInfo
-from branchline.engine.service.servicer import Context, EngineServicer, refuse, wire
+from branchline.engine.service.servicer import Context, EngineServicer, refuse
 from branchline.engine.service.validate import check_ids, check_request_id
 from branchline.engine.types import Request
 

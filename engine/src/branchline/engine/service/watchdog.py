@@ -16,18 +16,27 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import Protocol
 
-from branchline.engine.loop import EngineLoop
+from branchline.engine.scheduler.load import LoopStats
 
 logger = logging.getLogger(__name__)
 
 GIL_GRACE_S = 10.0  # beyond the timeout, after which a thread that keeps all others out is shown by its stack
 
 
+class Watched(Protocol):
+    """What turns in steps: the loop of a model that generates, or the queue of one that embeds."""
+
+    def stats(self) -> LoopStats: ...
+    def describe(self) -> list[str]: ...
+    def give_up(self, message: str, /) -> object: ...
+
+
 class Watchdog:
     """Looks at the loop a few times a timeout. `reports` lists the files written so far."""
 
-    def __init__(self, loop: EngineLoop, timeout_s: float, folder: str = "", *, faults: bool = True) -> None:
+    def __init__(self, loop: Watched, timeout_s: float, folder: str = "", *, faults: bool = True) -> None:
         self._loop = loop
         self._timeout_s = timeout_s
         self._folder = Path(folder or tempfile.gettempdir())
