@@ -67,6 +67,7 @@ gen: setup-dev ## regenerates stubs and reference pages
 
 k8s-tools: ## builds what tests of Kubernetes run, once (needs Go; without it those tests are skipped in words)
 	@scripts/k8s/helm.sh >/dev/null || test $$? = 3
+	@scripts/k8s/build.sh kube-apiserver >/dev/null || test $$? = 3
 
 wheels: setup-dev ## builds both wheels into target/wheels
 	@scripts/wheels.sh

@@ -18,8 +18,10 @@ missing=()
 for pair in "${packages[@]}"; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
-# Mooncake, which tests of the hand-over use, loads this library.
+# Mooncake, which tests of the hand-over use, loads this library; the Kubernetes API server of tests keeps its objects in etcd.
 if [ "$what" = dev ]; then
+  packages+=(etcd-server)
+  command -v etcd >/dev/null || missing+=(etcd-server)
   packages+=(libibverbs1)
   ldconfig -p 2>/dev/null | grep -q 'libibverbs\.so\.1 ' || missing+=(libibverbs1)
 fi

@@ -72,7 +72,7 @@ class Pool:
                 await self._answer(address, method, path.split("?")[0], body, writer)
                 if fields.get("connection") == "close":
                     return
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             return
         finally:
             writer.close()
