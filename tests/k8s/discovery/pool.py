@@ -38,16 +38,18 @@ class Pool:
         self._loop.run_until_complete(start())
         started.set()
         self._loop.run_forever()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._finish())
         self._loop.close()
 
-    def close(self) -> None:
+    async def _finish(self) -> None:
         for server in self._servers:
-            self._loop.call_soon_threadsafe(server.close)
+            server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
 
