@@ -34,6 +34,6 @@ def test_endpoints_of_a_service_are_workers_while_they_are_ready(tmp_path: Path)
         pytest.skip(lacking)
     process = Process(["unshare", "-rn", sys.executable, "-m", "tests.k8s.discovery.slices", str(tmp_path)])
     try:
-        process.wait_for_line("passed", 360)
+        process.wait_for_line("the router followed all slices", 360)
     finally:
         process.stop(signal.SIGTERM)
