@@ -172,8 +172,8 @@ fn plugin_options(options: &Options) -> PluginOptions {
         compile_timeout: options.wasm_compile_timeout,
         grantable: Grantable {
             folders: options.wasm_grant_dirs.iter().map(Into::into).collect(),
-            network: options.wasm_grant_network.iter().copied().collect(),
+            network: options.wasm_grant_network.to_vec(),
         },
-        trusted: options.wasm_trusted_keys.iter().copied().collect(),
+        trusted: options.wasm_trusted_keys.to_vec(),
     }
 }

@@ -11,6 +11,9 @@ use tokio::time::{Instant, timeout_at};
 
 /// Bytes a second that a body must bring on average once `stall` has passed: a trickle holds a connection too.
 const LEAST_RATE: u64 = 1024;
+/// How long, and how many bytes of, a refused body may still arrive.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: usize = 4 << 20;
 
 /// How much body a request may have, and how long it may pause.
 #[derive(Debug, Clone, Copy)]
@@ -44,12 +47,12 @@ impl Pace {
 pub async fn read_body(mut body: Body, limit: BodyLimit) -> Result<Bytes> {
     let declared = body.size_hint().lower();
     if usize::try_from(declared).map_or(true, |bytes| bytes > limit.bytes) {
-        return Err(too_large(limit.bytes));
+        return Err(refused(body, limit.bytes));
     }
     let mut pace = Pace { limit, started: Instant::now(), received: 0 };
     let Some(first) = next_piece(&mut body, &mut pace).await? else { return Ok(Bytes::new()) };
     if first.len() > limit.bytes {
-        return Err(too_large(limit.bytes));
+        return Err(refused(body, limit.bytes));
     }
     if body.is_end_stream() {
         return Ok(first);
@@ -59,7 +62,7 @@ pub async fn read_body(mut body: Body, limit: BodyLimit) -> Result<Bytes> {
     whole.extend_from_slice(&first);
     while let Some(piece) = next_piece(&mut body, &mut pace).await? {
         if whole.len() + piece.len() > limit.bytes {
-            return Err(too_large(limit.bytes));
+            return Err(refused(body, limit.bytes));
         }
         whole.extend_from_slice(&piece);
     }
@@ -92,6 +95,24 @@ async fn next_piece(body: &mut Body, pace: &mut Pace) -> Result<Option<Bytes>> {
             return Ok(Some(data));
         }
     }
+}
+
+/// Says no at once, and lets a little more arrive unread: a connection that is closed on bytes under way is reset, and
+/// the client loses the answer with it (RFC 9112, section 9.6).
+fn refused(mut body: Body, limit: usize) -> Error {
+    tokio::spawn(async move {
+        let mut left = LINGER_BYTES;
+        let rest = async {
+            while let Some(Ok(frame)) = body.frame().await {
+                left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+                if left == 0 {
+                    break;
+                }
+            }
+        };
+        drop(tokio::time::timeout(LINGER, rest).await);
+    });
+    too_large(limit)
 }
 
 fn too_large(limit: usize) -> Error {
