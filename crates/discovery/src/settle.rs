@@ -213,7 +213,10 @@ mod tests {
         let old = member("a", "1", Ready);
         let mut other = old.clone();
         other.traits.model = Some("m".to_owned());
-        assert_eq!(steps(&set(&[old.clone()]), &set(&[other])), right(&[("replaced", "a"), ("add", "a")]));
+        assert_eq!(
+            steps(&set(std::slice::from_ref(&old)), &set(&[other])),
+            right(&[("replaced", "a"), ("add", "a")])
+        );
         let mut labelled = old.clone();
         labelled.labels.insert("zone".to_owned(), "b".to_owned());
         labelled.phase = Unready;
