@@ -20,6 +20,7 @@ from .cluster import TOKEN, Cluster, missing
 
 Object = dict[str, Any]
 MANIFESTS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "k8s" / "manifests").glob("*.yaml"))
+pytestmark = pytest.mark.timeout(400)
 MONITORING = "monitoring.coreos.com"
 PATHS = {
     "Deployment": "apis/apps/v1/{}/deployments",

@@ -21,7 +21,8 @@ from .pool import MODEL, Pool
 from .router import LIMIT_S, Router
 
 Start = Callable[..., Router]
-pytestmark = pytest.mark.usefixtures("discovering")
+# The API server starts within the first test, and is killed and started in another.
+pytestmark = [pytest.mark.usefixtures("discovering"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture
