@@ -53,7 +53,7 @@ build_rust() {
   local job=$!
   while sleep 1 && kill -0 $job 2>/dev/null; do
     if (( (SECONDS - start) % 20 == 0 )); then
-      say "building the Rust parts: $(grep -c Compiling "$log" || true) of about $([ ${#features[@]} = 0 ] && echo 250 || echo 350) crates"
+      say "building the Rust parts: $(grep -c Compiling "$log" || true) of about $([ ${#features[@]} = 0 ] && echo 250 || echo 420) crates"
     fi
   done
   wait $job || status=$?
