@@ -30,9 +30,9 @@ async def pair(**options: Any) -> AsyncIterator[tuple[Served, Served]]:
         served(**{"model": changed(role="decode"), **given["decode"]}) as decode,
     ):
         yield prefill, decode
-        # A room that nobody came to holds its pages until it expires, after 30 s.
+        # A room that nobody came to, and a fetch that was under way at an abort, hold their pages for up to 30 s.
         await prefill.idle(45.0)
-        await decode.idle()
+        await decode.idle(45.0)
 
 
 def half_of_prefill(room: int, request_id: str = "p", prompt: list[int] = PROMPT) -> pb.GenerateRequest:
