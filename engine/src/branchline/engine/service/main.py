@@ -17,6 +17,7 @@ import sys
 import time
 
 from branchline import _native
+from branchline.engine import hooks
 from branchline.engine.config import EngineConfig
 from branchline.engine.encoder import is_encoder
 from branchline.engine.errors import EngineError, LoadError
@@ -84,6 +85,7 @@ def run(config: EngineConfig, *, given: frozenset[str] = frozenset()) -> int:
 
 def _build(config: EngineConfig, progress: ProgressLines, given: frozenset[str]) -> assembly.Engine | embedding.Encoder:
     """What the checkpoint is for: to generate, or to embed and rank."""
+    hooks.assemble()  # a conflict of plugins is told before anything is fetched
     path = resolve(config.model, progress)
     if is_encoder(path):
         return embedding.build(config, path, progress, given)
