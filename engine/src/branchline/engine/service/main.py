@@ -23,7 +23,7 @@ from branchline.engine.encoder import is_encoder
 from branchline.engine.errors import EngineError, LoadError
 from branchline.engine.model.load import resolve
 from branchline.engine.options import public
-from branchline.engine.service import assembly, embedding
+from branchline.engine.service import assembly, embedding, hardware
 from branchline.engine.service.handover import PeerOptions, Pulls
 from branchline.engine.service.server import EngineServer, ServerOptions, read_pem
 from branchline.engine.service.servicer import EngineServicer
@@ -85,7 +85,8 @@ def run(config: EngineConfig, *, given: frozenset[str] = frozenset()) -> int:
 
 def _build(config: EngineConfig, progress: ProgressLines, given: frozenset[str]) -> assembly.Engine | embedding.Encoder:
     """What the checkpoint is for: to generate, or to embed and rank."""
-    hooks.assemble()  # a conflict of plugins is told before anything is fetched
+    hooks.assemble()  # a conflict of plugins, or an executor that is not there, is told before anything is fetched
+    hardware.plan(config)
     path = resolve(config.model, progress)
     if is_encoder(path):
         return embedding.build(config, path, progress, given)
