@@ -125,7 +125,7 @@ def test_the_service_obeys_what_was_decided_for_the_checkpoint(monkeypatch: pyte
     parts = Engine()
     decided = replace(given, stream_buffer=7)
     built = assembly.Engine(decided, parts.loop, MODEL, parts.executor, None, None, None, ())
-    monkeypatch.setattr(main, "_build", lambda *_: built)
+    monkeypatch.setattr(assembly, "build", lambda *_: built)
     seen: dict[str, object] = {}
 
     def servicer(*_: object, **options: object) -> None:

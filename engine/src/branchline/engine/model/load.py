@@ -20,9 +20,10 @@ WHOLE_HASH_BYTES = 256 << 20  # larger files are fingerprinted by samples
 SAMPLE_BYTES, SAMPLES = 1 << 16, 256
 
 
-def load_model(reference: str, *, progress: Progress = no_progress) -> LoadedModel:
-    """Resolve and check a checkpoint. Raises LoadError; `progress` also follows the executor's conversion."""
-    path = resolve(reference, progress)
+def load_model(reference: str, *, progress: Progress = no_progress, path: Path | None = None) -> LoadedModel:
+    """Resolve, unless `path` is what that gave, and check a checkpoint. Raises LoadError; `progress` also follows the
+    executor's conversion."""
+    path = path or resolve(reference, progress)
     spec, tensors, stored, files, quantization = _read(path)
     _check_ids(spec)
     return LoadedModel(reference, path, spec, tensors, fingerprint(files), stored, progress, quantization)

@@ -19,6 +19,7 @@ from branchline import _native, registry
 from branchline.engine import hooks, overrides
 from branchline.engine.cache import CacheContext, RadixCacheBackend, build_cache
 from branchline.engine.config import EngineConfig
+from branchline.engine.encoder import is_encoder
 from branchline.engine.errors import EngineError, LoadError
 from branchline.engine.grammar.base import GrammarContext
 from branchline.engine.grammar.hearth import Bounds, Hearth
@@ -39,6 +40,7 @@ from branchline.engine.types import Delta, Executor, HostExecutor, PageExecutor,
 
 if TYPE_CHECKING:
     from branchline.engine.model.source import LoadedModel
+    from branchline.engine.service.embedding import Encoder
     from branchline.engine.service.metrics import Metrics
     from branchline.engine.service.tracing import Tracing
 
@@ -46,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 CLOSE_S = 5.0  # for the step that runs when everything is closed
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Engine:
             self.loop.handovers.close()
 
 
-def build(config: EngineConfig, progress: Progress, given: Collection[str] = ()) -> Engine:
-    """Load the model and build everything around it. Raises LoadError or RegistryError.
+def build(config: EngineConfig, progress: Progress, given: Collection[str] = ()) -> Engine | Encoder:
+    """Load the model and build everything around it: an Encoder if it embeds or ranks. Raises LoadError, RegistryError.
 
     Options that are not `given` by the user may be decided by model overrides.
     """
@@ -95,11 +95,28 @@ def build(config: EngineConfig, progress: Progress, given: Collection[str] = ())
     return chain.bind("engine.start", lambda config: _build(config, progress, given, chain))(config)
 
 
-def _build(config: EngineConfig, progress: Progress, given: Collection[str], chain: hooks.Chain) -> Engine:
-    plan = hardware.plan(config)
-    from branchline.engine.model.load import load_model  # with torch, so only once the plan says that it is there
+def _build(config: EngineConfig, progress: Progress, given: Collection[str], chain: hooks.Chain) -> Engine | Encoder:
+    plan = hardware.plan(config)  # what is wrong with the options is told before anything is fetched
+    from branchline.engine.model.load import load_model, resolve
 
-    loaded = load_model(config.model, progress=progress)
+    path = resolve(config.model, progress)
+    if is_encoder(path):
+        from branchline.engine.service import embedding
+
+        return embedding.build(config, path, progress, given)
+    loaded = load_model(config.model, progress=progress, path=path)
+    return _around(loaded, config, plan, progress, given, chain)
+
+
+def _around(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    plan: hardware.Plan,
+    progress: Progress,
+    given: Collection[str],
+    chain: hooks.Chain,
+) -> Engine:
+    """An engine for a model that generates."""
     changed = overrides.apply(config, overrides.facts_of(loaded), given)
     if changed is not config:
         config, plan = changed, hardware.plan(changed)

@@ -17,13 +17,10 @@ import sys
 import time
 
 from branchline import _native
-from branchline.engine import hooks
 from branchline.engine.config import EngineConfig
-from branchline.engine.encoder import is_encoder
 from branchline.engine.errors import EngineError, LoadError
-from branchline.engine.model.load import resolve
 from branchline.engine.options import public
-from branchline.engine.service import assembly, embedding, hardware
+from branchline.engine.service import assembly, embedding
 from branchline.engine.service.handover import PeerOptions, Pulls
 from branchline.engine.service.server import EngineServer, ServerOptions, read_pem
 from branchline.engine.service.servicer import EngineServicer
@@ -68,7 +65,7 @@ def run(config: EngineConfig, *, given: frozenset[str] = frozenset()) -> int:
     progress = ProgressLines()
     try:
         _check_port(config)
-        engine = _build(config, progress, given)
+        engine = assembly.build(config, progress, given)
     except (EngineError, RegistryError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
@@ -81,16 +78,6 @@ def run(config: EngineConfig, *, given: frozenset[str] = frozenset()) -> int:
         return 2
     finally:
         engine.close()
-
-
-def _build(config: EngineConfig, progress: ProgressLines, given: frozenset[str]) -> assembly.Engine | embedding.Encoder:
-    """What the checkpoint is for: to generate, or to embed and rank."""
-    hooks.assemble()  # a conflict of plugins, or an executor that is not there, is told before anything is fetched
-    hardware.plan(config)
-    path = resolve(config.model, progress)
-    if is_encoder(path):
-        return embedding.build(config, path, progress, given)
-    return assembly.build(config, progress, given)
 
 
 def _servicer(engine: assembly.Engine | embedding.Encoder) -> EngineServicer:
