@@ -84,8 +84,9 @@ def clock(peer: Peer, words: Words, row: dict[str, Any]) -> dict[str, Any]:
         if test["valid"]:
             ids = words.encode(json.dumps(test["data"], separators=(",", ":"), ensure_ascii=False))
             masks += walk.masks(ids)
-            if peer.name != "xgrammar":
-                tokens, forced = tokens + len(ids), forced + walk.forced(ids)
+            told = walk.forced(ids)
+            if told is not None:
+                tokens, forced = tokens + len(ids), forced + told
     return {"first_mask_s": first, "masks_s": masks, "tokens": tokens, "forced": forced}
 
 

@@ -35,12 +35,12 @@ class Walk(ABC):
         """Whether exactly these tokens are a whole text; the state stays the first one."""
 
     def masks(self, ids: Sequence[int]) -> list[float]:
-        """CPU seconds of the mask before each of these tokens, and of the last one behind them."""
-        raise NotImplementedError
+        """CPU seconds of the mask before each of these tokens, and of the last one behind them; none if unmeasured."""
+        return []
 
-    def forced(self, ids: Sequence[int]) -> int:
-        """How many of these tokens were told to be without a choice."""
-        raise NotImplementedError
+    def forced(self, ids: Sequence[int]) -> int | None:
+        """How many of these tokens were told to be without a choice; None from a peer that is not asked."""
+        return None
 
 
 class Guided(Walk):

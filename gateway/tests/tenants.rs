@@ -118,6 +118,23 @@ async fn engines_tokens_are_counted_exactly() {
 }
 
 #[tokio::test]
+async fn texts_to_embed_are_charged_as_well() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tenants = file(&folder, "[default]\ntokens_per_minute = 40\n");
+    let mut setup = EngineSetup::default();
+    setup.info.tasks = vec!["embed".to_owned()];
+    setup.info.embedding_size = Some(4);
+    let engine = FakeEngine::start(setup).await.expect("a free port");
+    let gateway = Gateway::start(&[("tenant_file", tenants.as_str())], &[engine.url()]).await;
+    let mut statuses = Vec::new();
+    for _ in 0..8 {
+        statuses.push(gateway.post("/v1/embeddings", r#"{"input":[1,2,3,4,5,6,7,8,9,10]}"#).await.status);
+    }
+    assert_eq!(statuses[0], 200);
+    assert!(statuses.contains(&429), "eighty tokens of forty: {statuses:?}");
+}
+
+#[tokio::test]
 async fn who_sent_least_gets_the_next_place_and_a_class_goes_before_another() {
     let (folder, worker) = (tempfile::tempdir().expect("a folder"), held().await);
     let tenants = file(&folder, "[default]\nweight = 2\n");

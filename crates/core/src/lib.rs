@@ -6,7 +6,9 @@
 mod clock;
 mod error;
 mod ids;
+mod role;
 
 pub use clock::{Clock, SystemClock};
 pub use error::{Error, ErrorCode, Result};
 pub use ids::{RequestId, WorkerId};
+pub use role::Role;

@@ -25,8 +25,9 @@ mod settle;
 mod store;
 
 pub use api::{Api, Failure, Lines};
+pub use branchline_core::Role;
 pub use kubernetes::connect;
-pub use member::{Member, Phase, Protocol, Role, Traits};
+pub use member::{Member, Phase, Protocol, Traits};
 pub use plan::{ModelFrom, Plan, Query, Timing};
 pub use run::{Applied, Sink, run};
 pub use selector::Selector;

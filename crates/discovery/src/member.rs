@@ -5,42 +5,10 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use branchline_core::Role;
+
 use crate::object::{Endpoint, Metadata, Object, SlicePort};
 use crate::plan::{ModelFrom, Plan, Query};
-
-/// What a worker is there for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// Answers alone.
-    Regular,
-    /// Computes prompts.
-    Prefill,
-    /// Decodes from them.
-    Decode,
-    /// Either half, or alone.
-    Both,
-}
-
-impl Role {
-    /// As `worker_type` spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Regular => "regular",
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Both => "both",
-        }
-    }
-
-    /// Of a pod that two selectors match.
-    pub(crate) fn with(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Regular, role) | (role, Self::Regular) => role,
-            (one, two) if one == two => one,
-            _ => Self::Both,
-        }
-    }
-}
 
 /// What a worker speaks: the scheme of its URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

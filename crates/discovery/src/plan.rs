@@ -4,8 +4,9 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::member::{Protocol, Role};
+use crate::member::Protocol;
 use crate::selector::{Selector, is_key};
+use branchline_core::Role;
 
 /// Everything that discovery needs to know.
 #[derive(Debug, Clone)]

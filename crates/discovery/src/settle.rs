@@ -141,7 +141,8 @@ fn adjust(old: &Member, new: &Arc<Member>) -> Vec<Change> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::member::{Role, Traits};
+    use crate::member::Traits;
+    use branchline_core::Role;
     use proptest::prelude::*;
 
     fn member(address: &str, uid: &str, phase: Phase) -> Member {

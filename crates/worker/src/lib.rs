@@ -41,7 +41,7 @@ pub use model::Model;
 pub use options::{BufferLimits, FleetOptions, SubmitOptions};
 pub use pair::PairChoice;
 pub use route::{CacheKey, Choice, Decision, Look, RouteQuery};
-pub use spec::{ModelCard, ModelName, RUNTIMES, Role, Source, WorkerPatch, WorkerSpec};
+pub use spec::{ModelCard, ModelName, RUNTIMES, Source, WorkerPatch, WorkerSpec};
 pub use tls::{ClientFiles, ClientTls, ServerTls, Wire, follow_files};
 pub use worker::{Transport, Worker, WorkerInfo};
 

@@ -4,12 +4,11 @@
 
 use std::sync::Arc;
 
-use branchline_core::{Error, Result};
+use branchline_core::{Error, Result, Role};
 use branchline_routing::{PolicyKind, cheapest_pair};
 
 use crate::fleet::Fleet;
 use crate::route::{Choice, RouteQuery, unavailable};
-use crate::spec::Role;
 use crate::worker::Worker;
 
 /// The two workers of one request.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use branchline_core::{Error, ErrorCode, Result};
+use branchline_core::{Error, ErrorCode, Result, Role};
 use serde::{Deserialize, Serialize};
 
 /// A model that a worker serves, as an operator names it.
@@ -149,19 +149,6 @@ pub struct WorkerPatch {
     pub draining: Option<bool>,
 }
 
-/// What a worker is there for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// Answers requests alone.
-    Regular,
-    /// Computes prompts for others.
-    Prefill,
-    /// Decodes from prompts that others computed; engines of ours and vLLM also serve alone.
-    Decode,
-    /// Either half, or alone.
-    Both,
-}
-
 fn is_one(number: &u32) -> bool {
     *number == 1
 }
@@ -180,12 +167,7 @@ impl WorkerSpec {
 
     /// What the operator says it is there for.
     pub fn role(&self) -> Role {
-        match self.worker_type.as_str() {
-            "prefill" => Role::Prefill,
-            "decode" => Role::Decode,
-            "both" => Role::Both,
-            _ => Role::Regular,
-        }
+        Role::of(&self.worker_type)
     }
 
     /// Ids of the models that the operator names; empty if none.

@@ -6,12 +6,11 @@ use std::time::Instant;
 use branchline_core::{Error, ErrorCode, Result};
 use branchline_worker::{Model, RouteQuery, Transport, proto};
 
-use super::LiveGuard;
-use super::score::may_move;
+use super::contract::time_left;
+use super::{LiveGuard, single};
 use crate::app::App;
+use crate::guard::Permit;
 use crate::middleware::route::Plan;
-
-const ATTEMPTS: usize = 3;
 
 /// Texts as ids and what is wanted of them.
 #[derive(Debug)]
@@ -28,6 +27,8 @@ pub struct EmbedJob {
     pub dimensions: Option<u32>,
     /// All ids one after the other: what the work is weighed by.
     pub(crate) weighed: Vec<u32>,
+    /// What it was let in with, if anything is limited.
+    pub permit: Option<Arc<Permit>>,
     /// Whom middleware rules out.
     pub(crate) plan: Plan,
 }
@@ -41,7 +42,7 @@ impl EmbedJob {
         task: proto::EmbedTask,
     ) -> Self {
         let weighed = inputs.iter().flat_map(|input| &input.token_ids).copied().collect();
-        Self { model, live, inputs, task, dimensions: None, weighed, plan: Plan::default() }
+        Self { model, live, inputs, task, dimensions: None, weighed, permit: None, plan: Plan::default() }
     }
 
     /// Tokens of all texts.
@@ -60,20 +61,15 @@ impl EmbedJob {
 /// # Errors
 /// `Unavailable` if no worker can take it, or the worker's refusal.
 pub async fn embed(app: &App, job: &EmbedJob, arrived: Instant) -> Result<Vec<Vec<f32>>> {
-    let mut tried = Vec::new();
-    loop {
-        let choice = job.plan.choose(&tried, |exclude| {
-            app.fleet.choose(Some(&job.model.name), &RouteQuery { exclude, ..job.query() })
-        })?;
-        tried.push(choice.worker.id);
-        let outcome = choice.worker.embed(request(app, job, arrived)).await;
-        drop(choice.guard);
-        match outcome {
-            Ok(found) => return whole(found, job.inputs.len()),
-            Err(error) if may_move(&error) && tried.len() < ATTEMPTS => {}
-            Err(error) => return Err(error),
-        }
+    let found = single::ask(app, &job.model.name, &job.plan, job.query(), |worker| {
+        let request = request(app, job, arrived);
+        async move { worker.embed(request).await }
+    })
+    .await?;
+    if let Some(permit) = &job.permit {
+        permit.used(u32::try_from(job.tokens()).unwrap_or(u32::MAX));
     }
+    whole(found, job.inputs.len())
 }
 
 /// The results, if there is one for each input.
@@ -87,7 +83,7 @@ fn whole(found: proto::EmbedResponse, wanted: usize) -> Result<Vec<Vec<f32>>> {
 }
 
 fn request(app: &App, job: &EmbedJob, arrived: Instant) -> proto::EmbedRequest {
-    let deadline = app.options.request_timeout.map(|limit| limit.saturating_sub(arrived.elapsed()));
+    let deadline = time_left(job.permit.as_deref(), app.options.request_timeout, arrived);
     proto::EmbedRequest {
         request_id: job.live.id().as_str().to_owned(),
         inputs: job.inputs.clone(),

@@ -14,6 +14,7 @@ mod piece;
 mod rooms;
 mod running;
 mod score;
+mod single;
 mod tokens;
 
 pub use batch::{Batch, Item};

@@ -3,17 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use branchline_core::{Error, ErrorCode, Result};
+use branchline_core::Result;
 use branchline_protocol::Routing;
 use branchline_worker::{Model, RouteQuery, Transport, proto};
 
 use super::contract::{cache_key, cache_namespace, time_left};
-use super::{JobLease, LiveGuard};
+use super::{JobLease, LiveGuard, single};
 use crate::app::App;
 use crate::guard::Permit;
 use crate::middleware::route::Plan;
-
-const ATTEMPTS: usize = 3;
 
 /// One prompt and its continuations, as ids.
 #[derive(Debug)]
@@ -54,31 +52,16 @@ impl ScoreJob {
 /// # Errors
 /// `Unavailable` if no worker can take it, or the worker's refusal.
 pub async fn score(app: &App, job: ScoreJob, arrived: Instant) -> Result<(ScoreJob, proto::ScoreResponse)> {
-    let mut tried = Vec::new();
-    loop {
-        let choice = job.plan.choose(&tried, |exclude| {
-            app.fleet.choose(Some(&job.model.name), &RouteQuery { exclude, ..job.query() })
-        })?;
-        tried.push(choice.worker.id);
-        let outcome = choice.worker.score(request(app, &job, arrived)).await;
-        drop(choice.guard);
-        match outcome {
-            Ok(found) => {
-                if let Some(permit) = &job.permit {
-                    let choices: usize = job.choices.iter().map(Vec::len).sum();
-                    permit.used(u32::try_from(job.prefix.len() + choices).unwrap_or(u32::MAX));
-                }
-                return Ok((job, found));
-            }
-            Err(error) if may_move(&error) && tried.len() < ATTEMPTS => {}
-            Err(error) => return Err(error),
-        }
+    let found = single::ask(app, &job.model.name, &job.plan, job.query(), |worker| {
+        let request = request(app, &job, arrived);
+        async move { worker.score(request).await }
+    })
+    .await?;
+    if let Some(permit) = &job.permit {
+        let choices: usize = job.choices.iter().map(Vec::len).sum();
+        permit.used(u32::try_from(job.prefix.len() + choices).unwrap_or(u32::MAX));
     }
-}
-
-/// Scoring and embedding have no effects: what failed for the worker's sake may be asked of another.
-pub(super) fn may_move(error: &Error) -> bool {
-    matches!(error.code, ErrorCode::UpstreamFailed | ErrorCode::Unavailable | ErrorCode::ResourceExhausted)
+    Ok((job, found))
 }
 
 fn request(app: &App, job: &ScoreJob, arrived: Instant) -> proto::ScoreRequest {

@@ -133,6 +133,7 @@ async fn serve_rerank(intake: Intake, uri: Uri) -> Result<Response> {
 }
 
 async fn run(intake: &Intake, job: &mut EmbedJob) -> Result<Vec<Vec<f32>>> {
+    job.permit.clone_from(&intake.permit);
     job.plan = intake.plan(&job.query()).await?;
     dispatch::embed(&intake.app, job, intake.arrived).await
 }
