@@ -6,6 +6,7 @@ its metadata names, so that a forgotten dependency shows.
 
 from __future__ import annotations
 
+import compileall
 import importlib.metadata
 import re
 import subprocess
@@ -29,7 +30,12 @@ def run(*command: str | Path, cwd: Path = ROOT, code: int = 0, **env: str) -> su
 
 
 def build(package: str, out: Path) -> Path:
-    """The wheel of the package in this folder; its Rust parts come from the workspace's target folder if current."""
+    """The wheel of the package in this folder; its Rust parts come from the workspace's target folder if current.
+
+    As somebody builds it who has run the code before: what Python compiled lies beside the sources.
+    """
+    sources = {"engine/native": "engine/src", "bindings/python": "bindings/python/python"}
+    compileall.compile_dir(ROOT / sources[package], quiet=1)
     run(TOOLS / "maturin", "build", "--release", "--locked", "-m", f"{package}/Cargo.toml", "--out", out)
     (wheel,) = out.glob("*.whl")
     return wheel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import signal
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     wheel = build("bindings/python", folder)
     assert wheel.name.startswith(f"branchline_router-{VERSION}-cp311-abi3-")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".pyc")]
     return install(wheel, folder / "env")
 
 

@@ -244,6 +244,27 @@ async def test_an_abort_of_either_half_leaves_nothing_behind(half: str) -> None:
         await asyncio.gather(computing, decoding, return_exceptions=True)
 
 
+async def test_what_an_aborted_request_held_is_counted_as_free_when_its_answer_ends() -> None:
+    async with pair(prefill={"step_tokens": 4}) as (prefill, decode):
+        gate, held = threading.Event(), prefill.executor.run
+
+        def run(batch: ForwardBatch) -> Any:
+            if prefill.executor.steps == 6:
+                assert gate.wait(20), "the test goes on before"
+            return held(batch)
+
+        prefill.executor.run = run  # type: ignore[method-assign]
+        decoding = asyncio.create_task(answer(decode, half_of_decode(prefill, 9)))
+        await until(lambda: prefill.handovers.rooms.next_expiry_s is not None)  # the pull waits for its request
+        computing = asyncio.create_task(answer(prefill, half_of_prefill(9)))
+        await until(lambda: decode.loop.stats().pages_protected > 0)
+        await decode.stub.Abort(pb.AbortRequest(request_id="d"))
+        await asyncio.gather(decoding, return_exceptions=True)
+        assert decode.loop.stats().pages_protected == 0
+        gate.set()
+        await computing
+
+
 async def test_a_pull_that_is_cut_frees_the_room_at_once() -> None:
     async with pair() as (prefill, _):
         await answer(prefill, half_of_prefill(9))

@@ -26,7 +26,7 @@ from branchline.engine.handover import Handovers
 from branchline.engine.loop_faults import Stall, audit, describe, isolate, tell, unblock
 from branchline.engine.loop_grammar import Entrance, leave
 from branchline.engine.loop_handover import Doorway
-from branchline.engine.loop_parts import Inbox, Watch, Watcher, idle_limit
+from branchline.engine.loop_parts import Inbox, Watch, Watcher, idle_limit, let_go
 from branchline.engine.scheduler import Group, Scheduler, SchedulerOptions, Sink
 from branchline.engine.scheduler.batch import Step
 from branchline.engine.scheduler.intake import Intake
@@ -405,6 +405,7 @@ class EngineLoop:
 
     def _publish(self) -> None:
         """Cache events and statistics, before the news: who asks after an answer finds it counted."""
+        let_go(self._scheduler, self.handovers, self._clock())
         self._evicted += self._feed.publish()
         self._observe()
 
@@ -472,10 +473,7 @@ class EngineLoop:
         with self._condition:
             group = self._live.get(request_id)
             if group is not None and group.live == 0:
-                self._scheduler.leasing.leave(group)
                 leave(group)
-                if self.handovers is not None:
-                    self.handovers.ended(group.request, self._clock())
                 del self._live[request_id]
                 self._places -= group.places
                 self._pace.end(self._clock())

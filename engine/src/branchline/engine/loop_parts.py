@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from branchline.engine.cache.leases import LeaseBook
 from branchline.engine.handover import Handovers
-from branchline.engine.scheduler import Group
+from branchline.engine.scheduler import Group, Scheduler
 from branchline.engine.types import Delta, Request
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,14 @@ def idle_limit(
     expiries = [leases.next_expiry_s, None if handovers is None else handovers.rooms.next_expiry_s]
     times = [*(time for time in expiries if time is not None), *deadlines.values()]
     return max(min(times) - now, 0.0) if times else None
+
+
+def let_go(scheduler: Scheduler, handovers: Handovers | None, now: float) -> None:
+    """Give back what requests that have ended hold beside their own pages: the pins of leases and of hand-overs."""
+    for group in scheduler.outbox.take_ended():
+        scheduler.leasing.leave(group)
+        if handovers is not None:
+            handovers.ended(group.request, now)
 
 
 class Watcher:

@@ -22,6 +22,7 @@ class Outbox:
     def __init__(self) -> None:
         self._deltas: dict[Sink, list[Delta]] = {}
         self._latest: dict[int, Delta] = {}
+        self._ended: list[Group] = []
 
     def open(self, sequence: Sequence) -> Delta:
         """The sequence's delta of this step."""
@@ -49,6 +50,15 @@ class Outbox:
     def fail(self, group: Group, error: EngineError) -> None:
         """The terminal error of a request."""
         self._deltas.setdefault(group.sink, []).append(Delta(group.request.request_id, error=error))
+
+    def ended(self, group: Group) -> None:
+        """Nothing of a request runs any more."""
+        self._ended.append(group)
+
+    def take_ended(self) -> list[Group]:
+        """Requests that have ended since the last call."""
+        groups, self._ended = self._ended, []
+        return groups
 
     def take(self) -> dict[Sink, list[Delta]]:
         """All deltas since the last call."""
@@ -153,6 +163,7 @@ class Progress:
         for sequence in group.sequences:
             sequence.finished = True
         group.live = 0
+        self._outbox.ended(group)
         self._outbox.fail(group, error)
 
     def _close(self, sequence: Sequence, delta: Delta, reason: FinishReason, now: float) -> Finish:
@@ -160,6 +171,8 @@ class Progress:
         group = sequence.group
         sequence.finished = True
         group.live -= 1
+        if group.live == 0:
+            self._outbox.ended(group)
         if group.lease is not None:  # granted after the first delta went out
             delta.lease, group.lease = group.lease, None
         delta.text += sequence.owed + sequence.text.finish()
