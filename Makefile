@@ -8,6 +8,8 @@ PORT ?= 8080
 export PYTHONDONTWRITEBYTECODE ?= 1
 # What is tested and shipped: the router with what a plain build leaves out for its building time (ADR 0024).
 FULL := --features branchline-router-python/whole
+# Files side by side: half of a test of several processes is waiting.
+PYTEST := $(PY) -m pytest -q -n auto --dist loadfile
 STAGE = @printf '\n==> %s\n' "$(1)"
 
 help: ## lists the targets
@@ -26,11 +28,11 @@ test: setup-dev helm ## every test; those against a real Kubernetes API server o
 	$(call STAGE,Rust tests)
 	@cargo test --release --locked --workspace $(FULL) -q
 	$(call STAGE,Python tests)
-	@$(PY) -m pytest -q
+	@$(PYTEST)
 
 test-fast: setup-dev ## without the real model, wheels and faults
 	@cargo test --release --locked --workspace $(FULL) -q
-	@$(PY) -m pytest -q -m "not model and not slow"
+	@$(PYTEST) -m "not model and not slow"
 
 test-wasm: setup-dev ## the tests of WebAssembly middleware alone
 	@cargo test --release --locked --workspace $(FULL) -q --test granted --test limits --test modules

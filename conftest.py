@@ -19,6 +19,15 @@ hypothesis.settings.load_profile("shared")
 SEVERAL_PROCESSES = ("tests/e2e", "tests/k8s", "engine/tests/cli", "engine/tests/handover", "engine/tests/service")
 
 
+GIB_A_WORKER = 4  # torch, a model or two and what their tests start
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: one more than there are cores, since tests wait for processes, as far as memory goes."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, memory // (GIB_A_WORKER << 30)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     root = Path(__file__).parent
     folders = [root / name for name in SEVERAL_PROCESSES]

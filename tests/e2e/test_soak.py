@@ -1,6 +1,6 @@
 """Mixed churn through the whole stack with flat memory: `make soak` for half an hour, a short form in every run.
 
-BRANCHLINE_SOAK_S is the length in seconds; CI's 40 show the leak of a few KB a request, `make soak` that of bytes.
+BRANCHLINE_SOAK_S is the length in seconds; CI's 25 show the leak of a few KB a request, `make soak` that of bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .test_cases_logprobs_cache import ids_of
 from .test_leaks import handles, resident_mb
 from .tiny import TinyModels
 
-SECONDS = float(os.environ.get("BRANCHLINE_SOAK_S", "40"))
+SECONDS = float(os.environ.get("BRANCHLINE_SOAK_S", "25"))
 CLIENTS = 24
 WARM = 0.4  # of the time: caches, arenas and pools of connections fill
 GROWTH_MB = 12.0  # a process may differ by so much between the two halves after it

@@ -82,7 +82,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     (folder / "wild_backend.py").write_text(PLUGIN)
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = f"{folder}:{before}"
-    bounds = Bounds(wall_s=1.5, memory_bytes=256 << 20, children=2)
+    bounds = Bounds(wall_s=5.0, memory_bytes=256 << 20, children=2)
     hearth = Hearth(byte_backend().context, ("llguidance", "wild"), bounds, ("wild_backend",))
     os.environ["PYTHONPATH"] = f"{folder}:{before}"
     hearth.start()
