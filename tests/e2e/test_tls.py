@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from .stack import Engine, Gateway, wait_until
+from .test_serve import complete, served
 from .tiny import TinyModels
 
 
@@ -89,3 +90,20 @@ def test_a_request_goes_over_tls_all_the_way_and_strangers_are_turned_away(tiny:
     finally:
         gateway.stop()
         engine.stop()
+
+
+@pytest.mark.parametrize("mutual", [False, True], ids=["tls", "client certificates too"])
+def test_serve_over_tls_becomes_ready_and_says_where(tiny: TinyModels, tmp_path: Path, mutual: bool) -> None:
+    ours = Authority(tmp_path)
+    router, user = ours.signs("router"), ours.signs("user")
+    flags = ("--tls-cert-path", router.cert, "--tls-key-path", router.key)
+    flags += ("--tls-client-ca-path", ours.cert) if mutual else ()
+    with served(str(tiny.llama("plain")), *flags) as (plain, process):
+        assert f"curl https://127.0.0.1:{plain.base_url.port}/" in process.output
+        context = ssl.create_default_context(cafile=ours.cert)
+        if mutual:
+            context.load_cert_chain(user.cert, user.key)
+        with httpx.Client(base_url=f"https://localhost:{plain.base_url.port}", verify=context, timeout=60) as known:
+            # Without a certificate of ours to show, `serve` can only see that the gateway listens.
+            wait_until(lambda: known.get("/readiness").status_code == 200, 60, f"ready\n{process.output}")
+            assert complete(known)

@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+from branchline.engine.grammar.least import Ways
+from branchline.engine.grammar.pieces import Pieces
 from branchline.engine.grammar.refusal import GrammarInvalid, GrammarUnsupported
 from branchline.engine.grammar.schema import SchemaOptions, compile_schema
+from branchline.engine.types import GrammarAsk, GrammarKind
+from grammars import accepts, constraint
 
 from benchmarks.grammar.feed import Checker
 from benchmarks.grammar.suite import run
@@ -90,6 +95,39 @@ def test_a_keyword_is_enforced_both_ways(schema: Any, good: list[Any], bad: list
     checker = Checker(schema, SchemaOptions())
     assert [value for value in good if not checker.accepts(value)] == []
     assert [value for value in bad if checker.accepts(value)] == []
+
+
+@pytest.mark.parametrize("schema", ['{"type": "integer", "enum": [1, 20]}', '{"type": "integer", "const": 20}'])
+def test_listed_integers_are_spelled_without_a_point(schema: str) -> None:
+    grammar = constraint(GrammarKind.JSON, schema)
+    assert accepts(grammar, "20")
+    assert not accepts(grammar, "20.0")
+
+
+PATTERNS = ("abc", "[0-9]{5}", r"\\d{3}", ".*a.{30}b", "^(?:x|yz)$", r"\\p{Lu}[^a-z]", '\\"q')
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_short_text_of_a_pattern_is_known_from_its_source(pattern: str) -> None:
+    pieces = Pieces(Bytes(), 257)
+    schema = (
+        f'{{"type": "object", "properties": {{"a": {{"type": "string", "pattern": "{pattern}"}}}}, "required": ["a"]}}'
+    )
+    way, least = Ways(lambda: pieces).of(GrammarAsk(GrammarKind.JSON, schema), constraint(GrammarKind.JSON, schema))
+    assert way is not None and least <= len(way)
+    value = json.loads(pieces.text(way))
+    jsonschema.validate(value, json.loads(schema.replace(r"\\p{Lu}", "[A-Z]")))
+
+
+class Bytes:
+    """A vocabulary of the 256 bytes."""
+
+    def __len__(self) -> int:
+        return 256
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One byte."""
+        return bytes([token_id])
 
 
 def test_no_prefix_leads_into_a_dead_end() -> None:

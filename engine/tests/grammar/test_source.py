@@ -133,6 +133,13 @@ GRAMMARS = [
     ('root ::= "\\"" [^"]* "\\""', ['""', '"ab"'], ['"', 'ab"']),
     ("root ::= [0-9]+ # digits\n", ["12"], ["", "a"]),
     ('root ::= "\\U0001F600" [\\u3040-\\u309F]', ["😀あ"], ["😀", "\\U0001F600あ"]),
+    (r'root ::= "\u0042ce" [\u0041-\u0043]', ["BceA", "BceC"], ["䋎A", "BceD"]),
+    (
+        r'root ::= "\u00e9\u0022\u005c\u000A" [^\u005D-\u007a\u0000-\u001f]',
+        ['é"\\\nA', 'é"\\\n~'],
+        ['é"\\\n]', 'é"\\\n\t'],
+    ),
+    (r'root ::= "\\u0041"', ["\\u0041"], ["A"]),
     ('root ::= "a" | # root ::= "b"\n  "c"', ["a", "c"], ["b"]),
 ]
 
@@ -146,7 +153,17 @@ def test_grammars_accept_their_language(text: str, good: list[str], bad: list[st
 
 @pytest.mark.parametrize(
     "text",
-    ["", "  ", "root ::= nosuchrule", 'root ::= "\x00"', "root ::= (", "hello", 'a ::= "x"', 'root ::= "\\U00110000"'],
+    [
+        "",
+        "  ",
+        "root ::= nosuchrule",
+        'root ::= "\x00"',
+        "root ::= (",
+        "hello",
+        'a ::= "x"',
+        'root ::= "\\U00110000"',
+        r'root ::= "\ud83d"',
+    ],
 )
 def test_broken_grammars_are_invalid(text: str) -> None:
     with pytest.raises(GrammarInvalid):

@@ -52,8 +52,11 @@ class Plan:
     @property
     def asks_for_keys(self) -> bool:
         """Whether clients need a key, as far as flags and environment say."""
+        return self._is_said("--api-key", "BRANCHLINE_ROUTER_API_KEY")
+
+    def _is_said(self, *beginnings: str) -> bool:
         words = (*self.router_arguments, *(name for name, value in self.env.items() if value))
-        return any(word.startswith(("--api-key", "BRANCHLINE_ROUTER_API_KEY")) for word in words)
+        return any(word.startswith(beginnings) for word in words)
 
     @property
     def url(self) -> str:
@@ -61,7 +64,8 @@ class Plan:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
             self.host, f"[{self.host}]" if ":" in self.host else self.host
         )
-        return f"http://{host}:{self.port}"
+        secure = self._is_said("--tls-cert-path", "BRANCHLINE_ROUTER_TLS_CERT_PATH")
+        return f"{'https' if secure else 'http'}://{host}:{self.port}"
 
 
 class Failed(Exception):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import http.client
 import shutil
+import ssl
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,10 +73,17 @@ def program(name: str, variable: str, env: Mapping[str, str]) -> str | None:
 
 
 def answers(url: str) -> bool:
-    """Whether GET answers 200."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
+    """Whether GET answers 200. Whoever asks for a client's certificate counts as answering: we have none."""
+    unverified = ssl.create_default_context()  # its certificate names the host that clients use, not loopback
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unverified))
+    opener = urllib.request.build_opener(*handlers)  # loopback is never behind a proxy
     try:
         with opener.open(url, timeout=5) as answer:
             return int(answer.status) == 200
+    except ssl.SSLError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)
     except (OSError, http.client.HTTPException):  # nobody, or somebody of another protocol
         return False

@@ -35,10 +35,10 @@ class Closer:
         self._starters = [token for token in map(pieces.id_of, STARTERS) if token is not None]
         self._plain = [token for token in map(pieces.id_of, PLAIN) if token is not None]
 
-    def best(self, grammar: BaseGrammarObject, effort: int = 1024) -> list[int] | None:
+    def best(self, grammar: BaseGrammarObject, limit: int = MOST, effort: int = 96) -> list[int] | None:
         """As `run`, in its first state, with more care to be short."""
-        run = self._straight(grammar, MOST, effort)
-        shorter = self._widely(grammar, MOST if run is None else len(run) - 1, effort)
+        run = self._straight(grammar, limit, effort)
+        shorter = self._widely(grammar, limit if run is None else len(run) - 1, 2 * effort)
         return run if shorter is None else shorter
 
     def run(self, grammar: BaseGrammarObject, limit: int, effort: int) -> list[int] | None:
@@ -66,9 +66,9 @@ class Closer:
         run: list[int] = []
         try:
             while not grammar.is_complete():
-                further = grammar.forced_tokens() or self._choices(self._allowed(grammar))[:1]
-                further = further[: limit - len(run)]
-                effort -= 1
+                forced = grammar.forced_tokens()
+                effort -= not forced  # the mask is what takes time
+                further = (forced or self._choices(self._allowed(grammar))[:1])[: limit - len(run)]
                 if not further or effort < 0:
                     return None
                 taken = grammar.accept_tokens(further)

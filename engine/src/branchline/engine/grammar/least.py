@@ -12,7 +12,9 @@ from typing import Any
 
 from branchline.engine.grammar.base import BaseGrammarObject
 from branchline.engine.grammar.closing import MOST, Closer, completes
+from branchline.engine.grammar.pattern import parse, short
 from branchline.engine.grammar.pieces import Pieces
+from branchline.engine.grammar.refusal import GrammarInvalid, GrammarUnsupported
 from branchline.engine.types import GrammarAsk, GrammarKind
 
 DEPTH = 16  # of a schema; what is deeper counts as one byte
@@ -34,7 +36,8 @@ class Ways:
         """(tokens of a short text or None, tokens that no text goes below). The state is left as it was."""
         texts, least = self._known(ask)
         runs = [run for run in (self._spell(grammar, text.encode()) for text in texts) if run is not None]
-        found = self._closer().best(grammar)
+        known = min(map(len, runs), default=None)
+        found = self._closer().best(grammar, MOST if known is None else known - 1)
         if found is not None:
             runs.append(found)
         way = min(runs, key=len, default=None)
@@ -131,7 +134,9 @@ def _kind(schema: dict[str, Any], kind: Any, root: Any, depth: int) -> Short:
         return f"[{body}]", 2 + count * size + max(count - 1, 0)
     if kind == "string":
         count = _count(schema, "minLength")
-        return '"' + "a" * min(count, LONG) + '"', 2 + count
+        text = _matched(schema["pattern"]) if isinstance(schema.get("pattern"), str) else ""
+        text += "a" * (min(count, LONG) - len(text))
+        return json.dumps(text, ensure_ascii=False), 2 + count
     if kind in ("boolean", "null"):
         return ("true" if kind == "boolean" else "null"), 4
     least = schema.get("minimum")
@@ -150,6 +155,14 @@ def _object(schema: dict[str, Any], root: Any, depth: int) -> Short:
         texts.append(f"{json.dumps(name, ensure_ascii=False)}:{text}")
         size += len(name.encode("utf-8", "surrogatepass")) + 3 + least
     return "{" + ",".join(texts) + "}", size + max(len(texts) - 1, 0)
+
+
+def _matched(pattern: str) -> str:
+    """A text that the expression is likely to match; empty where none is easily found."""
+    try:
+        return short(parse(pattern).root) or ""
+    except (GrammarInvalid, GrammarUnsupported):
+        return ""
 
 
 def _count(schema: dict[str, Any], key: str) -> int:

@@ -18,7 +18,7 @@ from branchline.engine.grammar.schema import SchemaOptions, compile_schema
 
 MAX_BYTES = 1 << 20
 _RULE = re.compile(r"^[ \t]*([A-Za-z_][\w-]*)[ \t]*::=", re.M)  # where a rule of GBNF begins
-_LONG = re.compile(r"(?<!\\)((?:\\\\)*)\\U([0-9A-Fa-f]{8})")
+_LONG = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:U([0-9A-Fa-f]{8})|u([0-9A-Fa-f]{4}))")
 MAX_CHOICES = 20_000
 
 
@@ -84,10 +84,14 @@ def of_ebnf(text: str) -> str:
 
 
 def _spelled(found: re.Match[str]) -> str:
-    """A character behind \\U, which the reader does not know; as it stands where there is none of that number."""
-    code = int(found[2], 16)
-    known = 0x80 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
-    return found[1] + chr(code) if known else found[0]
+    """A character behind \\U or \\u, which the reader does not know, or whose leading zeros it drops.
+
+    Raises GrammarInvalid where there is no character of that number.
+    """
+    code = int(found[2] or found[3], 16)
+    if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+        raise GrammarInvalid(f"the grammar holds {found[0].lstrip(chr(92))!r}, which is no character's number")
+    return found[1] + (chr(code) if code >= 0x80 else f"\\x{code:02x}")
 
 
 def read_json(text: str, what: str) -> Any:

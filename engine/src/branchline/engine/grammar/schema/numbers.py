@@ -114,7 +114,7 @@ def expressions(demand: Numbers, pointer: str = "") -> tuple[list[str], list[str
     if demand.not_steps:
         raise GrammarUnsupported("multipleOf", "its negation is not enforced", pointer=pointer or None)
     if demand.values is not None:
-        return ["|".join(equal(value) for value in demand.values)], []
+        return ["|".join(equal(value, whole=bool(demand.whole)) for value in demand.values)], []
     bounded = demand.low is not None or demand.high is not None or bool(demand.not_values)
     if demand.whole:
         base = WHOLE
@@ -130,15 +130,18 @@ def expressions(demand: Numbers, pointer: str = "") -> tuple[list[str], list[str
     return wanted, [equal(value, every=True) for value in sorted(demand.not_values)]
 
 
-def equal(value: Fraction, *, every: bool = False) -> str:
-    """The spellings of one number: without exponent and, if `every`, with any number of final zeros."""
-    whole, digits = _digits(abs(value))
+def equal(value: Fraction, *, every: bool = False, whole: bool = False) -> str:
+    """The spellings of one number: without exponent and, if `every`, with any number of final zeros.
+
+    Where the schema asks for a `whole` one, without a point: many readers take 1.0 for no integer.
+    """
+    units, digits = _digits(abs(value))
     sign = "-" if value < 0 else "-?" if value == 0 and every else ""
     if digits:
-        text = rf"{sign}{whole}\.{digits}" + ("0*" if every else "")
+        text = rf"{sign}{units}\.{digits}" + ("0*" if every else "")
     else:
-        text = rf"{sign}{whole}" + (r"(?:\.0+)?" if every else r"(?:\.0)?")
-    if not every and len(whole) > 16:
+        text = rf"{sign}{units}" + ("" if whole else r"(?:\.0+)?" if every else r"(?:\.0)?")
+    if not every and not whole and len(units) > 16:
         spelled = repr(float(value))
         if "e" in spelled and Fraction(spelled) == value:
             text += "|" + spelled.replace("+", "[+]?").replace(".", r"\.")
