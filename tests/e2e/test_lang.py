@@ -227,6 +227,15 @@ def test_the_openai_backend_on_our_own_server_says_what_the_runtime_says(stack: 
         assert state.get_meta_info("a")["completion_tokens"] <= 8
 
 
+@pytest.mark.parametrize("method", SELECT_METHODS)
+def test_a_select_needs_no_text_before_it(backend: bl.Runtime, method: str) -> None:
+    @bl.function
+    def program(s: bl.State) -> None:
+        s += bl.select("first", ["The", "Qxz"], choices_method=method)
+
+    assert program.run(backend=backend)["first"] in ("The", "Qxz")
+
+
 def test_select_over_completions_echo_agrees_with_the_runtime(stack: Stack, backend: bl.Runtime) -> None:
     @bl.function
     def pick(s: bl.State) -> Any:

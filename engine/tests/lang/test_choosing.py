@@ -58,9 +58,10 @@ class Letters:
 
     def __init__(self, server: Server, likely: dict[str, float]) -> None:
         self.likely = likely
+        self.info: dict[str, Any] = {}
         server.answers["/v1/tokenize"] = lambda body: {"tokens": [ord(letter) for letter in body["prompt"]]}
         server.answers["/generate"] = self.generate
-
+        server.answers["/get_model_info"] = lambda body: self.info or web.Response(status=404)
         server.answers["/v1/score"] = self.score
 
     def logprob(self, index: int, token: int) -> float | None:
@@ -162,7 +163,19 @@ def test_a_busy_server_is_asked_for_scores_again(server: Server) -> None:
     assert pick(server, ["a", "b"])["x"] == "b"
 
 
-def test_choices_with_nothing_before_them_are_an_error_and_no_silent_tie(server: Server) -> None:
+@pytest.mark.parametrize(
+    "info", [{"bos_token_id": 7, "eos_token_ids": [8]}, {"bos_token_id": None, "eos_token_ids": [7]}]
+)
+def test_choices_with_nothing_before_them_are_scored_after_the_text_that_begins_any(
+    server: Server, info: dict[str, Any]
+) -> None:
+    Letters(server, {"a": -1.0, "b": -0.5}).info = info
+    state = pick(server, ["a", "b"], prefix="")
+    assert (state["x"], state.text()) == ("b", "b")
+    assert ("POST", "/v1/score", {"prompt": [7], "choices": [[97], [98]]}) in server.seen
+
+
+def test_choices_with_nothing_before_them_at_all_are_an_error_and_no_silent_tie(server: Server) -> None:
     Letters(server, {"a": -1.0, "b": -0.5})
     with pytest.raises(bl.ProgramError, match="append text first"):
         pick(server, ["a", "b"], prefix="")

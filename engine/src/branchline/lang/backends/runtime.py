@@ -124,6 +124,9 @@ class Runtime(Backend):
         """`POST /v1/score`: all choices in one request, over a prefix that is computed once."""
         text, choices = call.prompt.text, call.select.choices
         prefix, *rows = await asyncio.gather(*(self._ids(item) for item in (text, *(text + one for one in choices))))
+        if not prefix or any(row[:1] != prefix[:1] for row in rows):  # nothing stands before them that gives a logprob
+            head = await self._head()
+            prefix, rows = head + prefix, [head + row for row in rows]
         plan = choosing.plan(prefix, rows)
         found = await self._scored(plan, call.context)
         if call.select.method != "unconditional_likelihood_normalized":
@@ -144,6 +147,18 @@ class Runtime(Backend):
                 return Scores(choosing.scored(answer, plan.tails), choosing.usage(answer))
         rows, meta = await self._logprobs(plan.rows, plan.start, context)
         return Scores([ChoiceScore(row) for row in rows], meta)
+
+    async def _head(self) -> list[int]:
+        """The id that a text of this model begins after: its beginning-of-text id, else its end-of-text one."""
+        try:
+            info = await self._get("/get_model_info")
+        except BackendError as error:
+            if error.status not in NOT_OFFERED:
+                raise
+            return []
+        begins = info.get("bos_token_id")
+        ends = info.get("eos_token_ids") or []
+        return [begins] if isinstance(begins, int) else list(ends[:1])
 
     async def _ids(self, text: str) -> list[int]:
         body = {"prompt": text} if self.model is None else {"prompt": text, "model": self.model}
@@ -169,8 +184,11 @@ class Runtime(Backend):
 
     async def server_info(self) -> dict[str, Any]:
         """`GET /server_info`."""
+        return await self._get("/server_info")
+
+    async def _get(self, path: str) -> dict[str, Any]:
         try:
-            async with self._sessions.here().get(self.base_url + "/server_info") as answer:
+            async with self._sessions.here().get(self.base_url + path) as answer:
                 raw = await answer.read()
                 if answer.status >= 400:
                     raise _refused(self.name, answer, raw)
