@@ -11,12 +11,12 @@ from branchline.engine.grammar import mask as masks
 from branchline.engine.grammar.base import BaseGrammarBackend, BaseGrammarObject, GrammarContext
 from branchline.engine.grammar.guidance import GuidanceBackend, GuidanceObject
 from branchline.engine.grammar.outlines import OutlinesBackend
+from branchline.engine.grammar.small import small_context
 from branchline.engine.types import I32, GrammarKind
-from grammars import tokenizer_json
+from branchline.registry import RegistryError
+from branchline.testing import checks
 
-CONTEXT = GrammarContext(
-    tokenizer_json([piece.encode() for piece in conformance.PIECES]), conformance.END + 1, (conformance.END,)
-)
+CONTEXT = small_context()
 BACKENDS = {"llguidance": GuidanceBackend(CONTEXT), "outlines": OutlinesBackend(CONTEXT)}
 
 
@@ -125,3 +125,81 @@ def test_a_claim_that_is_not_kept_is_caught() -> None:
 
     with pytest.raises(AssertionError, match="not claimed and not refused"):
         conformance.checks(Silent(CONTEXT))[0]()
+
+
+class Padded(GuidanceObject):
+    """Allows ids that no tokenizer knows."""
+
+    def _fill(self, words: I32) -> None:
+        super()._fill(words)
+        masks.set_bits(words, range(conformance.END + 1, self.vocab_size), True)
+
+
+class Spilling(GuidanceObject):
+    """Its array of scores is its own."""
+
+    @staticmethod
+    def apply_vocab_mask(logits: Any, mask: I32) -> None:
+        GuidanceObject.apply_vocab_mask(logits[:1], mask[:1])
+
+
+class Tireless(GuidanceObject):
+    """Thinks that something may always follow."""
+
+    def _exhausted(self) -> bool:
+        return False
+
+
+class Spelling(GuidanceObject):
+    """Lets forced text be spelled in any way, and says that nothing is forced."""
+
+    def _fill(self, words: I32) -> None:
+        words[:] = 0
+        takes = [one for one in range(conformance.END) if self.copy().accept_token(one)]
+        masks.set_bits(words, takes, True)
+
+    def _forced(self) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("faulty", "caught"),
+    [
+        (Padded, "a_wider_head_allows_no_padding"),
+        (Spilling, "rows_of_a_batch_are_told_apart"),
+        (Tireless, "ends_are_exact[regex abc]"),
+        (Spelling, "masks_are_exact[regex abc]"),
+    ],
+)
+def test_one_check_is_enough_to_catch_it(faulty: type[GuidanceObject], caught: str) -> None:
+    class Wrong(GuidanceBackend):
+        def load(self, kind: GrammarKind, compiled: str) -> BaseGrammarObject:
+            made = super().load(kind, compiled)
+            assert isinstance(made, GuidanceObject)
+            return faulty(made._matcher, made.vocab_size, made._own_ends)
+
+    with pytest.raises(AssertionError):
+        checks("grammar_backends", Wrong)[caught]()
+
+
+@pytest.mark.parametrize("kind", [GrammarKind.JSON, GrammarKind.CHOICE])
+def test_a_source_without_a_meaning_must_be_refused_by_a_typed_error(kind: GrammarKind) -> None:
+    class Lenient(GuidanceBackend):
+        def compile(self, kind: GrammarKind, text: str) -> str:
+            return "start: /.*/"
+
+    class Untyped(GuidanceBackend):
+        def compile(self, kind: GrammarKind, text: str) -> str:
+            raise RuntimeError("it broke")
+
+    for wrong, words in ((Lenient, "is taken for one"), (Untyped, "raises RuntimeError: it broke")):
+        with pytest.raises(AssertionError, match=words):
+            checks("grammar_backends", wrong)[f"wrong_is_refused[{kind.value}]"]()
+
+
+def test_what_is_no_backend_is_told_so() -> None:
+    def factory(context: GrammarContext) -> object:
+        return BACKENDS["outlines"] if context.vocab_size > conformance.END + 1 else object()
+
+    with pytest.raises(RegistryError, match="does not conform to BaseGrammarBackend"):
+        checks("grammar_backends", factory)["rows_of_a_batch_are_told_apart"]()

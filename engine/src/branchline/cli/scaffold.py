@@ -252,7 +252,7 @@ _GRAMMAR = Skeleton(
 
 
 class {cls}(GuidanceBackend):
-    """Begins as ours. Members: branchline.engine.grammar.base.BaseGrammarBackend; suite: grammar.conformance."""
+    """Begins as ours. Members: branchline.engine.grammar.base.BaseGrammarBackend."""
 ''',
     "{cls}",
     "branchline serve MODEL --grammar-backend {name}",
@@ -295,12 +295,12 @@ _TEST = '''"""What Branchline asks of every {noun}."""
 
 from collections.abc import Callable
 
-from branchline.testing import conformance
+pytest_plugins = ["branchline.testing.plugin"]
+conformance_of = ("{kind}", "{name}")
 
 
-@conformance("{kind}", "{name}")
-def test_conformance(check: Callable[[], None]) -> None:
-    check()
+def test_conformance(conformance_check: Callable[[], None]) -> None:
+    conformance_check()
 '''
 _README = """# {package}
 

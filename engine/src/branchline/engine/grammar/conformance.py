@@ -1,8 +1,8 @@
 """One suite for every grammar backend, ours and plugins': what must hold on any vocabulary, found by brute force.
 
-A plugin's own tests import it: `for check in conformance.checks(backend): check()`, or parametrise over them. Each
-check raises AssertionError in words. The backend is built over a small byte-level vocabulary (`SMALL`), where all
-texts up to a length can be tried. Needs no pytest.
+Plugins run it as pytest tests through `branchline.testing` (docs/extending/grammar-backends.md), or by hand: each of
+`checks(backend)` raises AssertionError in words. The backend is built over `small_context()`, where all texts up to a
+length can be tried. Needs no pytest; nothing that serves imports it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
+
+import numpy as np
 
 from branchline.engine.grammar import mask as masks
-from branchline.engine.grammar.base import BaseGrammarBackend, BaseGrammarObject, GrammarContext
-from branchline.engine.types import GrammarKind
+from branchline.engine.grammar.base import BaseGrammarBackend, BaseGrammarObject
+from branchline.engine.grammar.refusal import GrammarInvalid, GrammarUnsupported
+from branchline.engine.grammar.small import END, PIECES, small_context
+from branchline.engine.types import I32, GrammarKind
 
-PIECES = ("a", "b", "c", "ab", "bc", "abc", "1", "12", '"', "{", "}", ":", '"a', '{"', '":', "aa", ",", "[", "]")
-END = len(PIECES)
-SMALL = GrammarContext(b"", END + 1, (END,))  # the tokenizer is for the caller to add: see small_context
 DEPTH = 6
+WIDE = 101  # a head wider than the vocabulary, and no multiple of a word's bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,12 @@ class Sample:
         """All prefixes of its texts."""
         return {text[:size] for text in self.texts for size in range(len(text) + 1)}
 
+    def must(self, text: str) -> str:
+        """What has to follow this beginning, whatever its end; empty where it may end."""
+        rest = [one[len(text) :] for one in self.texts if one.startswith(text)]
+        columns = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*rest, strict=False))
+        return "".join(column[0] for column in columns)
+
 
 def _regex(text: str) -> Sample:
     """An expression over a, b and c with texts of at most 4 characters."""
@@ -57,6 +66,14 @@ def _values(schema: str, *values: str) -> Sample:
     return Sample(GrammarKind.JSON, schema, frozenset(values))
 
 
+def _texts(kind: GrammarKind, text: str, *texts: str) -> Sample:
+    return Sample(kind, text, frozenset(texts))
+
+
+def _tag(shape: dict[str, object], *texts: str) -> Sample:
+    return _texts(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": shape}), *texts)
+
+
 SAMPLES = (
     _regex("abc"),
     _regex("a?b?c?"),
@@ -69,18 +86,40 @@ SAMPLES = (
     _values('{"enum": [1, 12, "a"]}', "1", "12", '"a"'),
     _values('{"const": {"a": 1}}', '{"a":1}', '{"a": 1}'),
     _values('{"type": "array", "items": {"const": 1}, "maxItems": 1}', "[]", "[1]"),
+    _texts(GrammarKind.EBNF, 'root ::= "a" item | "1"\nitem ::= "b" "c"? | "b" "b" "c"', "ab", "abc", "abbc", "1"),
+    # As deep as runs of DEPTH tokens can tell.
+    _texts(GrammarKind.EBNF, 'root ::= "[" root? "]"', *("[" * deep + "]" * deep for deep in range(1, DEPTH + 2))),
+    _tag({"type": "const_string", "value": "abc"}, "abc"),
+    _tag({"type": "or", "elements": [{"type": "const_string", "value": one} for one in ("ab", "a1")]}, "ab", "a1"),
+    _tag(
+        {
+            "type": "sequence",
+            "elements": [{"type": "const_string", "value": "a"}, {"type": "json_schema", "json_schema": {"const": 1}}],
+        },
+        "a1",
+    ),
 )
+
+WRONG = {
+    GrammarKind.JSON: ("", "{", '{"type": 5}', '{"type": "nothing"}', '{"const": 1, "enum": []}', "nul"),
+    GrammarKind.REGEX: ("(a", "a)", "[b-a]", "*a", "a{2,1}"),
+    GrammarKind.EBNF: ("", "root ::= (", "root ::= other"),
+    GrammarKind.STRUCTURAL_TAG: ("", "{", "[]", "{}", '{"type": "structural_tag", "format": {"type": "none such"}}'),
+    GrammarKind.CHOICE: ("", "a", "[]", "[1]", '{"a": 1}'),
+}
+"""Sources without a meaning: each must be refused by a typed error."""
 
 
 def checks(backend: BaseGrammarBackend) -> list[Callable[[], None]]:
-    """All checks for the kinds that a backend claims. `name` of each tells check and constraint."""
+    """All checks of a backend over `small_context()`: what it claims is enforced, what it doesn't claim is refused."""
     made: list[Callable[[], None]] = []
     for sample in SAMPLES:
         if sample.kind in backend.kinds:
-            for one in (masks_are_exact, ends_are_exact, rollback_is_replay, copies_are_apart, forced_is_in_the_mask):
-                made.append(partial(one, backend, sample))
-    made += [partial(unsupported_is_refused, backend, kind) for kind in GrammarKind if kind not in backend.kinds]
-    return made
+            made += [partial(one, backend, sample) for one in EACH]
+    for kind in GrammarKind:
+        refused = wrong_is_refused if kind in backend.kinds else unsupported_is_refused
+        made.append(partial(refused, backend, kind))
+    return [*made, partial(rows_are_told_apart, backend)] if backend.kinds else made
 
 
 def start(backend: BaseGrammarBackend, sample: Sample) -> BaseGrammarObject:
@@ -122,19 +161,20 @@ def spelled(run: tuple[int, ...]) -> str:
 
 
 def masks_are_exact(backend: BaseGrammarBackend, sample: Sample) -> None:
-    """A bit is set only where the token leads on to a legal text. Where text is forced, only its canonical token need
-    be there; elsewhere every token that leads on is."""
+    """A bit is set only where the token leads on to a legal text. Where every such token spells what is forced
+    anyway, only one of them is canonical and has its bit; elsewhere each has."""
     viable = sample.viable()
     for run, grammar in runs(backend, sample):
         assert spelled(run) in viable, f"{sample.text}: {spelled(run)!r} is taken and leads nowhere"
         found = allowed(grammar) - {END}
         right = {token for token in range(END) if spelled(run) + PIECES[token] in viable}
         assert found <= right, f"{sample.text}: after {spelled(run)!r} the mask allows {found - right}"
-        forced = grammar.forced_tokens()
-        if forced:
-            assert found == set(forced[:1]), f"{sample.text}: {found} beside the canonical token after {spelled(run)!r}"
+        forced, must = grammar.forced_tokens(), sample.must(spelled(run))
+        if must and all(must.startswith(PIECES[token]) for token in right):
+            assert len(found) == 1, f"{sample.text}: {must!r} is forced after {spelled(run)!r}, the mask has {found}"
         else:
             assert found == right, f"{sample.text}: after {spelled(run)!r} the mask lacks {right - found}"
+        assert not forced or found == {forced[0]}, f"{sample.text}: {found} beside {forced[0]} after {spelled(run)!r}"
         for token in range(END + 1):
             taken = grammar.copy().accept_token(token)
             legal = token in found or (token == END and sample.legal(spelled(run)))
@@ -144,11 +184,14 @@ def masks_are_exact(backend: BaseGrammarBackend, sample: Sample) -> None:
 
 def ends_are_exact(backend: BaseGrammarBackend, sample: Sample) -> None:
     """An end is legal exactly where the text is; after it nothing is, and it can be rolled back."""
+    viable = sample.viable()
     for run, grammar in runs(backend, sample):
         legal = sample.legal(spelled(run))
         assert grammar.is_complete() is legal, f"{sample.text}: complete after {spelled(run)!r}"
         assert (END in allowed(grammar)) is legal, f"{sample.text}: the end's bit after {spelled(run)!r}"
         assert not grammar.is_terminated()
+        last = legal and not any(spelled(run) + piece in viable for piece in PIECES)
+        assert grammar.is_exhausted() is last, f"{sample.text}: whether anything follows {spelled(run)!r}"
         assert grammar.accept_token(END) is legal
         if not legal:
             continue
@@ -210,14 +253,98 @@ def forced_is_in_the_mask(backend: BaseGrammarBackend, sample: Sample) -> None:
 
 def unsupported_is_refused(backend: BaseGrammarBackend, kind: GrammarKind) -> None:
     """A kind that is not claimed is a typed refusal that names backend and kind."""
-    from branchline.engine.grammar.refusal import GrammarUnsupported
-
     try:
         backend.dispatch(kind, "x")
     except GrammarUnsupported as error:
         assert backend.name in error.message and kind.value in error.message, error.message
         return
     raise AssertionError(f"{kind.value} is not claimed and not refused")
+
+
+def wrong_is_refused(backend: BaseGrammarBackend, kind: GrammarKind) -> None:
+    """What means nothing is refused by one of the two typed errors before there is a constraint, in words."""
+    for text in WRONG[kind]:
+        try:
+            backend.load(kind, backend.compile(kind, text))
+        except (GrammarInvalid, GrammarUnsupported) as error:
+            assert error.message, f"{text!r} is refused without a word"
+        except Exception as error:
+            raise AssertionError(f"{text!r} raises {type(error).__name__}: {error}") from error
+        else:
+            raise AssertionError(f"{text!r} is no {kind.value} and is taken for one")
+
+
+def rows_are_told_apart(backend: BaseGrammarBackend) -> None:
+    """Rows of one batch, of this backend and of another one, are filled in any order, moved and applied: each holds
+    its own request's mask."""
+    mine = [start(backend, sample) for sample in SAMPLES if sample.kind in backend.kinds]
+    both: list[BaseGrammarObject] = []
+    for number, one in enumerate(mine):
+        one.accept_tokens(sorted(allowed(one) - {END})[: number % 2])
+        both += [one, Listed(SAMPLES[number])]
+    alone = [allowed(one) for one in both]
+    for order in (range(len(both)), reversed(range(len(both)))):
+        mask = BaseGrammarObject.allocate_vocab_mask(len(both), small_context().vocab_size)
+        for row in order:
+            both[row].fill_vocab_mask(mask, row)
+        for row, one in enumerate(both):
+            scores = np.zeros((len(both), small_context().vocab_size), dtype=np.float32)
+            one.apply_vocab_mask(scores, one.move_vocab_mask(mask, np.copy))
+            found = set(np.flatnonzero(scores[row] == 0).tolist())
+            assert found == alone[row], f"row {row} allows {found}, alone {alone[row]}"
+        both[0].reset_vocab_mask(mask)
+        assert (mask == masks.ALL).all(), "a mask that was reset forbids something"
+
+
+def padding_is_never_allowed(narrow: BaseGrammarBackend, wide: BaseGrammarBackend) -> None:
+    """A head wider than the vocabulary gets the same masks; each of a request's ends counts, in the padding too."""
+    ends = {END, END + 3}
+    for kind in sorted(narrow.kinds):
+        sample = next(one for one in SAMPLES if one.kind is kind)
+        todo = [(start(narrow, sample), _compiled(wide, sample).start(ends))]
+        for one, other in todo:
+            right, found = allowed(one), allowed(other)
+            assert found - ends == right - {END}, f"{sample.text}: a head of {WIDE} allows {found}, else {right}"
+            assert found & ends == (ends if END in right else set()), f"{sample.text}: ends {found & ends}"
+            for token in (END + 1, WIDE - 1):
+                assert not other.copy().accept_token(token), f"{sample.text}: padding {token} is taken"
+            for token in sorted(right - {END}):
+                both = one.copy(), other.copy()
+                assert all(each.accept_token(token) for each in both)
+                if both[0].accepted <= DEPTH:
+                    todo.append(both)
+
+
+EACH = (masks_are_exact, ends_are_exact, rollback_is_replay, copies_are_apart, forced_is_in_the_mask)
+"""What is checked of every sample."""
+
+
+class Listed(BaseGrammarObject):
+    """Texts that are written down: the other backend beside the one under test."""
+
+    def __init__(self, sample: Sample, run: tuple[int, ...] = ()) -> None:
+        super().__init__(small_context().vocab_size, (END,))
+        self._sample, self._run = sample, run
+
+    def _accept(self, token_id: int) -> bool:
+        if spelled((*self._run, token_id)) not in self._sample.viable():
+            return False
+        self._run = (*self._run, token_id)
+        return True
+
+    def _rollback(self, count: int) -> None:
+        self._run = self._run[:-count]
+
+    def _fill(self, words: I32) -> None:
+        words[:] = 0
+        viable = self._sample.viable()
+        masks.set_bits(words, [one for one in range(END) if spelled((*self._run, one)) in viable], True)
+
+    def _complete(self) -> bool:
+        return self._sample.legal(spelled(self._run))
+
+    def _copy(self) -> Self:
+        return type(self)(self._sample, self._run)
 
 
 def _legal_runs(backend: BaseGrammarBackend, sample: Sample) -> list[tuple[int, ...]]:
