@@ -215,6 +215,9 @@ fn a_new_folder_builds_and_faults_say_what_to_do() {
     succeed(&["new", shown, "--lang", "wat"], &[]);
     let source = made.join("noop.wat");
     succeed(&["build", source.to_str().expect("UTF-8"), "-o", output.to_str().expect("UTF-8")], &[]);
+    let built = std::fs::read(&output).expect("a component");
+    succeed(&["build", shown, "-o", output.to_str().expect("UTF-8")], &[]);
+    assert_eq!(std::fs::read(&output).expect("a component"), built, "its folder is as good");
     let outcomes = tried(output.to_str().expect("UTF-8"), &[], &json!({}));
     assert_eq!(outcomes[0]["action"], "continue", "{outcomes:?}");
     for language in ["python", "javascript", "c", "rust"] {

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,27 @@ def test_serve_gives_each_table_its_own_options() -> None:
     assert plan.router_arguments == ("--policy", "random", "--insecure", "--log-level", "debug")
     assert dict(plan.env) == {"HOME": "/h"}
     assert plan.url == "http://[::1]:9"
+
+
+@pytest.mark.parametrize(
+    ("host", "arguments", "env", "refused"),
+    [
+        ("0.0.0.0", (), {}, True),
+        ("::", ("--policy", "random"), {}, True),
+        ("::1", (), {}, False),
+        ("127.9.9.9", (), {}, False),
+        ("0.0.0.0", ("--insecure",), {}, False),
+        ("0.0.0.0", ("--api-key-file=k",), {}, False),
+        ("0.0.0.0", (), {"BRANCHLINE_ROUTER_API_KEY": "k"}, False),
+    ],
+)
+def test_an_open_address_without_keys_is_refused_before_a_model_is_loaded(
+    host: str, arguments: tuple[str, ...], env: dict[str, str], refused: bool
+) -> None:
+    plan = replace(serve.resolve(["m.gguf"], {}, GATEWAY), host=host, router_arguments=arguments, env=env)
+    assert (serve.exposed(plan) is not None) is refused
+    assert plan.url.startswith("http://")
+    assert replace(plan, router_arguments=("--tls-cert-path", "c")).url.startswith("https://")
 
 
 def test_an_option_of_both_tables_reaches_both_in_their_own_writing() -> None:

@@ -37,6 +37,7 @@ KINDS = {
     "list": ask('{"type": "array", "items": {"type": ["string", "number", "null"]}}', GrammarKind.JSON),
     "choice": ask('["yes", "no, not at all, never ever", "perhaps"]', GrammarKind.CHOICE),
     "regex": ask("([a-f]+, )*[0-9]{3}!", GrammarKind.REGEX),
+    "digits": ask('{"type": "array", "items": {"type": "string", "pattern": "[0-9]{3}"}}', GrammarKind.JSON),
 }
 
 
@@ -49,7 +50,9 @@ def fits(name: str, text: str) -> bool:
     value = json.loads(text)
     if name == "deep":
         assert isinstance(value["name"], str) and ("opt" not in value or "k5" in value["opt"])
-    return isinstance(value, list if name == "list" else dict)
+    if name == "digits":
+        assert all(re.search("[0-9]{3}", one) for one in value)
+    return isinstance(value, list if name in ("list", "digits") else dict)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

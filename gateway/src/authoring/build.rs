@@ -36,12 +36,24 @@ pub(super) fn build(source: &Path, output: Option<PathBuf>, world: Option<&str>)
         job.c()?;
     } else if has("Cargo.toml") {
         job.rust()?;
+    } else if let Some(text) = only_text(source) {
+        job.componentize(&read(&text)?)?;
     } else {
         let shown = source.display();
-        return Err(format!("{shown} has none of app.py, app.js, main.c and Cargo.toml; see `wasm new`"));
+        return Err(format!(
+            "{shown} has none of app.py, app.js, main.c, Cargo.toml and one .wat; see `wasm new`"
+        ));
     }
     let size = std::fs::metadata(&output).map_or(0, |data| data.len());
     Ok(format!("{} ({size} bytes, world {world})\n", output.display()))
+}
+
+/// The one file in text format of a folder.
+fn only_text(folder: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut texts = entries.filter(|path| path.extension().is_some_and(|end| end == "wat"));
+    let text = texts.next()?;
+    texts.next().is_none().then_some(text)
 }
 
 /// A folder says in its file `world` which one it is for.

@@ -52,9 +52,10 @@ class Plan:
     @property
     def asks_for_keys(self) -> bool:
         """Whether clients need a key, as far as flags and environment say."""
-        return self._is_said("--api-key", "BRANCHLINE_ROUTER_API_KEY")
+        return self.is_said("--api-key", "BRANCHLINE_ROUTER_API_KEY")
 
-    def _is_said(self, *beginnings: str) -> bool:
+    def is_said(self, *beginnings: str) -> bool:
+        """Whether a flag of the gateway or a variable begins so."""
         words = (*self.router_arguments, *(name for name, value in self.env.items() if value))
         return any(word.startswith(beginnings) for word in words)
 
@@ -64,7 +65,7 @@ class Plan:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
             self.host, f"[{self.host}]" if ":" in self.host else self.host
         )
-        secure = self._is_said("--tls-cert-path", "BRANCHLINE_ROUTER_TLS_CERT_PATH")
+        secure = self.is_said("--tls-cert-path", "BRANCHLINE_ROUTER_TLS_CERT_PATH")
         return f"{'https' if secure else 'http'}://{host}:{self.port}"
 
 

@@ -7,6 +7,7 @@ and restarting is launcher.py's.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
 import sys
@@ -97,7 +98,7 @@ def run(argv: Sequence[str]) -> int:
     except options.ConfigError as error:
         report(PROG, error.faults)
         return 2
-    fault = port_fault(plan.host, plan.port)
+    fault = exposed(plan) or port_fault(plan.host, plan.port)
     if fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1
@@ -189,6 +190,27 @@ def _plugins(config: EngineConfig) -> dict[str, str]:
 def _table_names() -> set[str]:
     """Variables that are resolved here and must not be read a second time by the engines."""
     return {row.env for row in options.table(EngineConfig)} | {options.ENV_PREFIX + "CONFIG"}
+
+
+def exposed(plan: Plan) -> str | None:
+    """Why the gateway would refuse to listen there, told before a model is loaded; None if it would not."""
+    try:
+        near = ipaddress.ip_address(plan.host).is_loopback
+    except ValueError:
+        near = plan.host == "localhost"
+    keyed = (
+        "--user-api-key",
+        "--admin-api-key",
+        "--insecure",
+        "BRANCHLINE_ROUTER_INSECURE",
+        "BRANCHLINE_ROUTER_CONFIG",
+    )
+    if near or plan.asks_for_keys or plan.is_said(*keyed):
+        return None
+    return (
+        f"host {plan.host} can be reached from other machines and no key is set: give --api-key or --api-key-file, "
+        "listen on 127.0.0.1, or say --insecure to serve anybody"
+    )
 
 
 def port_fault(host: str, port: int) -> str | None:
