@@ -108,7 +108,7 @@ impl Job {
         !scored && self.lease.is_none() && self.sampling.max_tokens != Some(0)
     }
 
-    /// A worker's refusal in the client's own words: it knows the constraint as `grammar` only.
+    /// A worker's refusal in the client's own words: it knows the constraint as `grammar` only, the rest by message.
     pub(super) fn in_clients_words(&self, mut error: Error) -> Error {
         let asked = self.sampling.constraint.as_ref();
         if let (Some("grammar"), Some(constraint)) = (error.field.as_deref(), asked) {
@@ -118,6 +118,8 @@ impl Job {
                 None => error.message.replacen("`grammar`", &own, 1),
             };
             error.field = Some(constraint.field.clone());
+        } else if let Some(own) = error.field.as_deref().and_then(clients_name) {
+            error.field = Some(own.to_owned());
         }
         error
     }
@@ -200,9 +202,25 @@ fn sampling(sampling: &Sampling) -> proto::SamplingParams {
     }
 }
 
+/// What clients call a field of the contract; none if it is no other name.
+fn clients_name(field: &str) -> Option<&str> {
+    match field {
+        "logprobs.token_ids" => Some("token_ids_logprob"),
+        "logprobs.input_start" => Some("logprob_start_len"),
+        _ => field.strip_prefix("sampling."),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_names_fields_as_the_contract_does_and_clients_hear_their_own() {
+        assert_eq!(clients_name("sampling.stop_token_ids"), Some("stop_token_ids"));
+        assert_eq!(clients_name("logprobs.token_ids"), Some("token_ids_logprob"));
+        assert_eq!(clients_name("token_ids"), None);
+    }
 
     #[test]
     fn a_field_the_client_did_not_send_is_absent_on_the_wire() {
