@@ -47,7 +47,7 @@ impl MessagesRequest {
         }
         sampling.stop = stops(fields)?;
         sampling.constrain(output_format(fields)?)?;
-        sampling.constrain(tools.constraint())?;
+        sampling.constrain(tools.constraint()?)?;
         let (messages, continues) = messages(fields)?;
         let thinking = thinking(fields)?;
         let mut kwargs = template_kwargs(fields)?;

@@ -40,7 +40,7 @@ impl ChatRequest {
     pub fn read(fields: &Fields<'_>, limits: Limits) -> Result<Self> {
         let tools = Tools::read(fields)?;
         let mut sampling = Sampling::read(fields, Dialect::OpenAi, limits)?;
-        sampling.constrain(tools.constraint())?;
+        sampling.constrain(tools.constraint()?)?;
         Ok(Self {
             input: read_template_input(fields, &tools)?,
             tools,

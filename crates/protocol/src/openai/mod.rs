@@ -1,6 +1,7 @@
 //! OpenAI chat and completion shapes: requests, answers, stream chunks.
 
 mod answer;
+mod arguments;
 mod chat;
 mod completion;
 mod logprobs;

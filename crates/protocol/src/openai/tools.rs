@@ -1,8 +1,9 @@
 //! Tools, which of them may or must be called, and what that demands of the output.
 
 use branchline_core::{Error, Result};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use super::arguments;
 use crate::Constraint;
 use crate::fields::{Fields, show, wrong};
 use crate::refused::unimplemented;
@@ -32,6 +33,8 @@ pub struct Tools {
     pub single: bool,
     /// The client's name of the choice, for refusals.
     pub field: &'static str,
+    /// Where the schema of the arguments stands within a tool, for refusals.
+    pub schema: &'static str,
 }
 
 impl Tools {
@@ -59,7 +62,8 @@ impl Tools {
             Some(other) => return Err(wrong(&fields.path("tool_choice"), "a string or an object", other)),
         };
         let single = !fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        Self { list: items.to_vec(), choice, single, field: "tool_choice" }.checked()
+        Self { list: items.to_vec(), choice, single, field: "tool_choice", schema: "function.parameters" }
+            .checked()
     }
 
     /// Reads the Responses API's flat form.
@@ -94,7 +98,7 @@ impl Tools {
             Some(other) => return Err(wrong(&fields.path("tool_choice"), "a string or an object", other)),
         };
         let single = !fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        Self { list, choice, single, field: "tool_choice" }.checked()
+        Self { list, choice, single, field: "tool_choice", schema: "parameters" }.checked()
     }
 
     /// Reads Anthropic's form.
@@ -128,7 +132,7 @@ impl Tools {
                 }
             };
         }
-        Self { list, choice, single, field: "tool_choice" }.checked()
+        Self { list, choice, single, field: "tool_choice", schema: "input_schema" }.checked()
     }
 
     fn checked(self) -> Result<Self> {
@@ -158,69 +162,57 @@ impl Tools {
     }
 
     /// What a forced call demands of the output: an array of calls, or the one tool's arguments.
-    pub fn constraint(&self) -> Option<Constraint> {
+    ///
+    /// # Errors
+    /// `Unimplemented` naming a tool's schema that cannot stand among others.
+    pub fn constraint(&self) -> Result<Option<Constraint>> {
         let schema = match &self.choice {
-            ToolChoice::Auto | ToolChoice::None => return None,
-            ToolChoice::Named(name) => {
-                let tool =
-                    self.list.iter().find(|tool| tool.pointer("/function/name") == Some(&json!(name)))?;
-                parameters(tool)
-            }
-            ToolChoice::Required => {
-                let calls: Vec<Value> = self
-                    .list
-                    .iter()
-                    .map(|tool| {
-                        json!({
-                            "type": "object",
-                            "properties": {
-                                "name": {"const": tool.pointer("/function/name")},
-                                "parameters": parameters(tool),
-                            },
-                            "required": ["name", "parameters"],
-                            "additionalProperties": false,
-                        })
-                    })
-                    .collect();
-                let mut schema = json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}});
-                if self.single {
-                    schema["maxItems"] = 1.into();
-                }
-                schema
-            }
+            ToolChoice::Auto | ToolChoice::None => return Ok(None),
+            ToolChoice::Named(name) => match self.names().position(|known| known == name) {
+                Some(at) => self.arguments(at, "")?,
+                None => return Ok(None),
+            },
+            ToolChoice::Required => self.calls()?,
         };
-        Some(Constraint::schema(&schema, self.field))
+        Ok(Some(Constraint::schema(&schema, self.field)))
+    }
+
+    /// The schema of the arguments of a tool, for a place of the whole schema.
+    fn arguments(&self, at: usize, place: &str) -> Result<Value> {
+        arguments::embedded(parameters(&self.list[at]), place, &format!("tools[{at}].{}", self.schema))
+    }
+
+    fn calls(&self) -> Result<Value> {
+        let mut calls = Vec::with_capacity(self.list.len());
+        for (at, tool) in self.list.iter().enumerate() {
+            let place = format!("/items/anyOf/{at}/properties/parameters");
+            calls.push(json!({
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool.pointer("/function/name")},
+                    "parameters": self.arguments(at, &place)?,
+                },
+                "required": ["name", "parameters"],
+                "additionalProperties": false,
+            }));
+        }
+        let mut schema = json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}});
+        if self.single {
+            schema["maxItems"] = 1.into();
+        }
+        // A dialect is of a whole document: it is kept where all tools have the same.
+        let mut dialects = self.list.iter().map(|tool| parameters(tool).and_then(arguments::dialect));
+        if let Some(Some(first)) = dialects.next()
+            && dialects.all(|other| other == Some(first))
+        {
+            schema["$schema"] = first.into();
+        }
+        Ok(schema)
     }
 }
 
-/// The schema of a tool's arguments. One without properties takes an empty object, whose end is always near.
-fn parameters(tool: &Value) -> Value {
-    let schema = tool.pointer("/function/parameters").and_then(Value::as_object);
-    let free = |key: &str| {
-        schema.is_some_and(|schema| {
-            schema.get(key).is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty()))
-        })
-    };
-    let open = [
-        "properties",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "$ref",
-        "patternProperties",
-        "additionalProperties",
-        "enum",
-        "const",
-    ];
-    match schema {
-        Some(schema)
-            if open.iter().any(|key| *key != "additionalProperties" && free(key))
-                || schema.get("additionalProperties").is_some_and(Value::is_object) =>
-        {
-            Value::Object(schema.clone())
-        }
-        _ => json!({"type": "object", "properties": {}, "additionalProperties": false}),
-    }
+fn parameters(tool: &Value) -> Option<&Map<String, Value>> {
+    tool.pointer("/function/parameters")?.as_object()
 }
 
 fn check(function: &Fields<'_>, schema: &str) -> Result<()> {
@@ -228,7 +220,10 @@ fn check(function: &Fields<'_>, schema: &str) -> Result<()> {
         let path = function.path("name");
         return Err(Error::invalid(path.as_str(), format!("`{path}` is missing; name the function")));
     }
-    function.object(schema).map(drop)
+    match function.map(schema)? {
+        Some(map) => arguments::check(map, &function.path(schema)),
+        None => Ok(()),
+    }
 }
 
 fn chat_form(tool: &Fields<'_>, schema: &str) -> Value {
@@ -325,7 +320,7 @@ mod tests {
     fn a_forced_call_is_a_schema_of_calls_or_of_arguments() {
         let forced = |choice: Value, single: bool| {
             let value = json!({"tools": tools(), "tool_choice": choice, "parallel_tool_calls": !single});
-            read(value).unwrap().constraint().map(|one| match one.form {
+            read(value).unwrap().constraint().unwrap().map(|one| match one.form {
                 crate::Form::JsonSchema(text) => serde_json::from_str::<Value>(&text).unwrap(),
                 other => panic!("{other:?}"),
             })
@@ -340,18 +335,48 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_without_properties_takes_an_empty_object() {
-        for schema in [
-            json!(null),
-            json!({}),
-            json!({"type": "object", "properties": {}}),
-            json!({"type": "object", "properties": {}, "additionalProperties": false}),
+    fn a_forced_call_keeps_what_each_tool_asks_and_where_it_refers_to() {
+        let nested = json!({"properties": {"a": {"$ref": "#/$defs/Inner"}}, "$defs": {"Inner": {"type": "string"}},
+            "required": ["a"], "$schema": "https://json-schema.org/draft/2020-12/schema"});
+        let forced = |tools: &Tools| match tools.constraint().unwrap().unwrap().form {
+            crate::Form::JsonSchema(text) => serde_json::from_str::<Value>(&text).unwrap(),
+            other => panic!("{other:?}"),
+        };
+        let chat = json!({"tools": [{"function": {"name": "f", "parameters": nested}}, {"function": {"name": "g", "parameters": nested}}],
+            "tool_choice": "required"});
+        let flat = json!({"tools": [{"type": "function", "name": "f", "parameters": nested}, {"type": "function", "name": "g", "parameters": nested}],
+            "tool_choice": "required"});
+        let theirs = json!({"tools": [{"name": "f", "input_schema": nested}, {"name": "g", "input_schema": nested}],
+            "tool_choice": {"type": "any"}});
+        for tools in [
+            read(chat),
+            Tools::read_flat(&Fields::of(&flat, "").unwrap()),
+            Tools::read_anthropic(&Fields::of(&theirs, "").unwrap()),
         ] {
-            let tool = json!({"function": {"name": "f", "parameters": schema}});
-            assert_eq!(parameters(&tool)["additionalProperties"], false, "{schema}");
+            let schema = forced(&tools.unwrap());
+            let parameters = &schema["items"]["anyOf"][1]["properties"]["parameters"];
+            let place = "/items/anyOf/1/properties/parameters/$defs/Inner";
+            assert_eq!(parameters["properties"]["a"]["$ref"], format!("#{place}"));
+            assert_eq!(schema.pointer(place), Some(&json!({"type": "string"})));
+            assert_eq!((&parameters["type"], &parameters["required"]), (&json!("object"), &json!(["a"])));
+            assert_eq!(schema["$schema"], nested["$schema"]);
         }
-        let open =
-            json!({"function": {"name": "f", "parameters": {"additionalProperties": {"type": "string"}}}});
-        assert_ne!(parameters(&open)["additionalProperties"], false);
+    }
+
+    #[test]
+    fn arguments_that_are_no_object_are_refused_in_every_family() {
+        let bad = json!({"type": "string"});
+        let chat = json!({"tools": [{"function": {"name": "f", "parameters": bad}}]});
+        assert_eq!(read(chat).unwrap_err().field.as_deref(), Some("tools[0].function.parameters.type"));
+        let flat = json!({"tools": [{"type": "function", "name": "f", "parameters": bad}]});
+        let error = Tools::read_flat(&Fields::of(&flat, "").unwrap()).unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("tools[0].parameters.type"));
+        let theirs = json!({"tools": [{"name": "f", "input_schema": bad}]});
+        let error = Tools::read_anthropic(&Fields::of(&theirs, "").unwrap()).unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("tools[0].input_schema.type"));
+        let named = json!({"tools": [{"function": {"name": "f", "parameters": {"properties": {"a": {"$anchor": "x"}}}}}],
+            "tool_choice": "required"});
+        let error = read(named).unwrap().constraint().unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("tools[0].function.parameters"));
     }
 }

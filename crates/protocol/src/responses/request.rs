@@ -119,7 +119,7 @@ fn sampling(fields: &Fields<'_>, tools: &Tools, limits: Limits) -> Result<Sampli
     {
         sampling.constrain(Some(Constraint { form, field: "text.format".to_owned() }))?;
     }
-    sampling.constrain(tools.constraint())?;
+    sampling.constrain(tools.constraint()?)?;
     Ok(sampling)
 }
 
