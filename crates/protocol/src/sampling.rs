@@ -285,11 +285,13 @@ fn logit_bias(fields: &Fields<'_>, limits: Limits) -> Result<Vec<(u32, f32)>> {
     let mut biases = Vec::with_capacity(map.len());
     for (key, value) in map {
         let path = format!("{}.{key}", fields.path("logit_bias"));
-        let id = key.parse::<u32>().ok().filter(|id| *id < size).ok_or_else(|| {
+        // "+1" and "01" are refused too: two keys must never speak of one id.
+        let canonical = |id: &u32| *id < size && id.to_string() == *key;
+        let id = key.parse::<u32>().ok().filter(canonical).ok_or_else(|| {
             Error::invalid(
                 path.as_str(),
                 format!(
-                    "`{}` has the key {key:?}; keys must be token ids from 0 to {} (the vocabulary has {size} ids)",
+                    "`{}` has the key {key:?}; keys must be token ids from 0 to {} in plain decimal digits (the vocabulary has {size} ids)",
                     fields.path("logit_bias"),
                     size.saturating_sub(1)
                 ),
@@ -375,10 +377,19 @@ mod tests {
             (json!({"49151": -100}), true),
             (json!({"cat": -100}), false),
             (json!({"1": 101}), false),
+            (json!({"1711": 100, "01711": -100}), false),
+            (json!({"+1711": 5}), false),
+            (json!({"00": 5}), false),
+            (json!({"+0": 5}), false),
+            (json!({"1e3": 5}), false),
+            (json!({" 1": 5}), false),
+            (json!({"0": 5, "10": 5}), true),
             (json!({}), true),
         ] {
             assert_eq!(read(json!({"logit_bias": bias})).is_ok(), good, "{bias}");
         }
+        let error = read(json!({"logit_bias": {"1711": 100, "01711": -100}})).unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("logit_bias.01711"));
     }
 
     #[test]
