@@ -10,6 +10,7 @@ use crate::fields::Fields;
 
 /// Names refused at the top level of a request and inside `sampling_params`.
 const NAMES: &[&str] = &[
+    "allowed_token_ids",
     "audio",
     "bad_words",
     "bootstrap_host",
@@ -37,6 +38,8 @@ const NAMES: &[&str] = &[
     "prompt_logprobs",
     "resume",
     "return_hidden_states",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
     "session_id",
     "session_params",
     "stop_regex",
@@ -55,6 +58,7 @@ const NEUTRAL: &[(&str, f64)] = &[
     ("length_penalty", 1.0),
     ("mirostat", 0.0),
     ("mirostat_mode", 0.0),
+    ("num_beams", 1.0),
     ("smoothing_factor", 0.0),
     ("tfs", 1.0),
     ("tfs_z", 1.0),

@@ -4,8 +4,10 @@ use branchline_core::{Error, Result};
 
 use crate::fields::Fields;
 use crate::logprobs::{LogprobRequest, MAX_TOP};
+use crate::openai::completion::best_of;
 use crate::openai::{ChatTemplateInput, StreamOptions, Tools, read_template_input};
 use crate::prompt::{Routing, request_id};
+use crate::refused::unimplemented;
 use crate::{Dialect, Fit, Limits, Sampling};
 
 /// A validated chat request.
@@ -40,6 +42,10 @@ impl ChatRequest {
     pub fn read(fields: &Fields<'_>, limits: Limits) -> Result<Self> {
         let tools = Tools::read(fields)?;
         let mut sampling = Sampling::read(fields, Dialect::OpenAi, limits)?;
+        best_of(fields, sampling.sequences())?;
+        if fields.bool("echo")?.unwrap_or(false) {
+            return Err(unimplemented("echo", "a chat's prompt is not repeated; leave it out"));
+        }
         sampling.constrain(tools.constraint()?)?;
         Ok(Self {
             input: read_template_input(fields, &tools)?,
@@ -103,6 +109,21 @@ mod tests {
     fn unknown_and_harmless_fields_are_passed_over() {
         let value = json!({"user": "u", "metadata": {}, "store": true, "service_tier": "auto", "x_new": 1});
         assert!(read(value).is_ok());
+    }
+
+    #[test]
+    fn options_of_completions_and_of_other_servers_are_refused_unless_they_ask_for_nothing() {
+        for (name, bad, good) in [
+            ("echo", json!(true), json!(false)),
+            ("best_of", json!(3), json!(1)),
+            ("allowed_token_ids", json!([1, 2]), json!(null)),
+            ("num_beams", json!(4), json!(1)),
+            ("length_penalty", json!(0.5), json!(1.0)),
+            ("return_token_ids", json!(true), json!(false)),
+        ] {
+            assert_eq!(read(json!({name: bad})).unwrap_err().field.as_deref(), Some(name));
+            assert!(read(json!({name: good})).is_ok(), "{name}");
+        }
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl CompletionRequest {
 }
 
 /// Ranking more candidates than are returned is not served; asking for as many as are returned changes nothing.
-fn best_of(fields: &Fields<'_>, n: u32) -> Result<()> {
+pub(super) fn best_of(fields: &Fields<'_>, n: u32) -> Result<()> {
     match fields.unsigned("best_of", 1..=u32::MAX)? {
         Some(best) if best != 1 && best != n => {
             Err(unimplemented("best_of", &format!("{best} differs from `n`, which is {n}; leave it out")))
