@@ -1,15 +1,16 @@
 //! One call written as a JSON object with `name` and `arguments` or `parameters`, in any order, read as it comes.
 
 use super::ToolEvents;
+use super::arguments::{Object, object};
 use super::prose::Prose;
 use super::scan::{At, Scan, literal};
 
 /// When an object is a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Proof {
-    /// A marker stood before it: a name is enough.
+    /// A marker stood before it: any name is enough.
     Marked,
-    /// Nothing marks it: it must name a tool that exists and have no foreign key.
+    /// Nothing marks it: it must name a tool that exists and have no foreign key before its arguments.
     Bare,
 }
 
@@ -20,7 +21,7 @@ pub(super) enum Now {
     More,
     /// It is closed, and was a call.
     Done,
-    /// The character belongs to no call: all before it is text, unless the call has begun.
+    /// The character belongs to no call: it and all before it that no call has told of is text.
     Broken,
 }
 
@@ -35,9 +36,9 @@ enum State {
     Value,
     /// In the name's literal.
     InName(String),
-    /// In arguments that stream as they are.
-    InArguments(Scan),
-    /// In arguments written as a literal or a scalar.
+    /// In arguments that stream as they come.
+    InArguments(Object),
+    /// In arguments written as a literal, which holds an object, or as null.
     InText(Scan, String),
     /// In a value of no interest.
     InOther(Scan),
@@ -58,6 +59,12 @@ pub(super) struct CallReader {
     told: bool,
     started: bool,
     foreign: bool,
+    /// Whether its arguments have come to their end.
+    whole: bool,
+    /// Whether the last character was told of.
+    spoke: bool,
+    /// What was read since the arguments, which is a part of the call only if its end comes.
+    rest: String,
 }
 
 impl CallReader {
@@ -71,6 +78,9 @@ impl CallReader {
             told: false,
             started: false,
             foreign: false,
+            whole: false,
+            spoke: false,
+            rest: String::new(),
         }
     }
 
@@ -84,6 +94,16 @@ impl CallReader {
         !matches!(self.state, State::Outside)
     }
 
+    /// Whether its arguments have come to their end.
+    pub(super) fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// After a call that has been told of broke: what stands between its arguments and the character that broke it.
+    pub(super) fn take_rest(&mut self) -> String {
+        std::mem::take(&mut self.rest)
+    }
+
     /// Takes the next character. A call is told of through `prose`, which knows what white space it swallows.
     pub(super) fn step(
         &mut self,
@@ -92,6 +112,15 @@ impl CallReader {
         prose: &mut Prose,
         out: &mut ToolEvents,
     ) -> Now {
+        self.spoke = false;
+        let now = self.advance(character, tools, prose, out);
+        if now == Now::More && self.started && !self.spoke {
+            self.rest.push(character);
+        }
+        now
+    }
+
+    fn advance(&mut self, character: char, tools: &[String], prose: &mut Prose, out: &mut ToolEvents) -> Now {
         let state = std::mem::replace(&mut self.state, State::Comma);
         let next = match state {
             State::Outside | State::Key | State::Colon | State::Value | State::Comma
@@ -107,17 +136,21 @@ impl CallReader {
             },
             State::InKey(text) => self.in_key(text, character),
             State::Colon => (character == ':').then_some(State::Value),
-            State::Value => self.value(character, tools, prose, out),
+            State::Value => self.value(character),
             State::InName(text) => self.in_name(text, character, tools, prose, out),
-            State::InArguments(scan) => self.in_arguments(scan, character, out),
-            State::InText(scan, text) => match self.in_text(scan, text, character, out) {
-                Ok(next) => next,
-                Err(()) => return self.step(character, tools, prose, out),
-            },
+            State::InArguments(object) => self.in_arguments(object, character, tools, prose, out),
+            State::InText(mut scan, mut text) => {
+                text.push(character);
+                match scan.step(character) {
+                    At::Inside => Some(State::InText(scan, text)),
+                    At::Last => self.in_text(&text, tools, prose, out),
+                    At::Past | At::Broken => None,
+                }
+            }
             State::InOther(mut scan) => match scan.step(character) {
                 At::Inside => Some(State::InOther(scan)),
                 At::Last => Some(State::Comma),
-                At::Past => return self.step(character, tools, prose, out),
+                At::Past => return self.advance(character, tools, prose, out),
                 At::Broken => None,
             },
             State::Comma => match character {
@@ -146,26 +179,15 @@ impl CallReader {
         (self.started || ours || self.proof == Proof::Marked).then_some(State::Colon)
     }
 
-    fn value(
-        &mut self,
-        character: char,
-        tools: &[String],
-        prose: &mut Prose,
-        out: &mut ToolEvents,
-    ) -> Option<State> {
+    fn value(&self, character: char) -> Option<State> {
         let scan = Scan::begin(character)?;
         match self.key.as_str() {
             "name" if self.name.is_none() => (character == '"').then(|| State::InName("\"".to_owned())),
-            "arguments" | "parameters" if !self.told => {
-                if !matches!(character, '{' | '[') {
-                    return Some(State::InText(scan, character.to_string()));
-                }
-                if self.name.is_some() && !self.start(tools, prose, out) {
-                    return None;
-                }
-                self.tell(character.encode_utf8(&mut [0; 4]), out);
-                Some(State::InArguments(scan))
-            }
+            "arguments" | "parameters" if !self.told => match character {
+                '{' => Some(State::InArguments(Object::begin())),
+                '"' | 'n' => Some(State::InText(scan, character.to_string())),
+                _ => None,
+            },
             _ => Some(State::InOther(scan)),
         }
     }
@@ -187,56 +209,58 @@ impl CallReader {
             return None;
         }
         self.name = Some(name);
-        if self.proof == Proof::Marked || self.told {
-            self.start(tools, prose, out);
-        }
-        Some(State::Comma)
+        (!self.told || self.start(tools, prose, out)).then_some(State::Comma)
     }
 
-    fn in_arguments(&mut self, mut scan: Scan, character: char, out: &mut ToolEvents) -> Option<State> {
-        let at = scan.step(character);
-        if matches!(at, At::Inside | At::Last) {
-            self.tell(character.encode_utf8(&mut [0; 4]), out);
+    fn in_arguments(
+        &mut self,
+        mut object: Object,
+        character: char,
+        tools: &[String],
+        prose: &mut Prose,
+        out: &mut ToolEvents,
+    ) -> Option<State> {
+        let at = object.step(character);
+        if matches!(at, At::Past | At::Broken) || !self.tell(object.told(), tools, prose, out) {
+            return None;
         }
-        match at {
-            At::Inside => Some(State::InArguments(scan)),
-            At::Last => Some(State::Comma),
-            At::Past | At::Broken => None,
-        }
+        self.whole = at == At::Last;
+        Some(if self.whole { State::Comma } else { State::InArguments(object) })
     }
 
-    /// `Err` if the character stands after the value.
+    /// Arguments as a literal that is whole, or as null: an empty literal and null are no arguments.
     fn in_text(
         &mut self,
-        mut scan: Scan,
-        mut text: String,
-        character: char,
+        text: &str,
+        tools: &[String],
+        prose: &mut Prose,
         out: &mut ToolEvents,
-    ) -> Result<Option<State>, ()> {
-        match scan.step(character) {
-            At::Inside => {
-                text.push(character);
-                Ok(Some(State::InText(scan, text)))
-            }
-            At::Last => {
-                text.push(character);
-                let Some(spelt) = literal(&text) else { return Ok(None) };
-                self.tell(spelt.trim(), out);
-                Ok(Some(State::Comma))
-            }
-            At::Past => {
-                if text != "null" {
-                    self.tell(&text, out);
-                }
-                Err(())
-            }
-            At::Broken => Ok(None),
-        }
+    ) -> Option<State> {
+        let spelt = if text == "null" { String::new() } else { literal(text)? };
+        let json = match spelt.trim() {
+            "" => String::new(),
+            spelt => object(spelt)?,
+        };
+        self.whole = !json.is_empty();
+        self.tell(&json, tools, prose, out).then_some(State::Comma)
     }
 
-    fn tell(&mut self, json: &str, out: &mut ToolEvents) {
-        self.told |= !json.is_empty();
-        if self.started { out.arguments(json) } else { self.early.push_str(json) }
+    /// Tells of arguments, which wait for the name; `false` if they belong to no call.
+    fn tell(&mut self, json: &str, tools: &[String], prose: &mut Prose, out: &mut ToolEvents) -> bool {
+        if json.is_empty() {
+            return true;
+        }
+        self.told = true;
+        if self.name.is_none() {
+            self.early.push_str(json);
+            return true;
+        }
+        let started = self.start(tools, prose, out);
+        if started {
+            self.spoke = true;
+            out.arguments(json);
+        }
+        started
     }
 
     /// Tells of the call, once; `false` if it is none.
@@ -250,6 +274,7 @@ impl CallReader {
         }
         prose.call(name, out);
         self.started = true;
+        self.spoke = true;
         out.arguments(&std::mem::take(&mut self.early));
         true
     }

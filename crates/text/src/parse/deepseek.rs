@@ -2,21 +2,28 @@
 //!
 //! Both are told apart by what follows the separator, so one parser reads them.
 
+use super::arguments::NamedCall;
 use super::finder::Finder;
 use super::prose::Prose;
-use super::scan::{At, Scan};
+use super::scan::At;
 use super::{Machine, ToolEvents, ToolParser};
 
 const MARKS: &[&str] =
     &["<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"];
 const BEGIN: usize = 0;
+const CALL_END: usize = 1;
 const INNER: &[&str] = &["<｜tool▁sep｜>", "<｜tool▁call▁end｜>"];
 const END: &[&str] = &["<｜tool▁call▁end｜>"];
 const MAX_NAME: usize = 256;
 
 /// A parser of both forms.
 pub(super) fn make(_tools: &[String]) -> Box<dyn ToolParser> {
-    Box::new(Deepseek { state: State::Text, prose: Prose::default(), finder: Finder::new(MARKS) })
+    Box::new(Deepseek {
+        state: State::Text,
+        prose: Prose::default(),
+        finder: Finder::new(MARKS),
+        broken: false,
+    })
 }
 
 enum State {
@@ -25,15 +32,17 @@ enum State {
     Head(String, Finder, String),
     /// After the separator: V3's name and fence, or the arguments at once.
     Name(String, String, String),
-    Arguments(Scan),
-    /// After the arguments, up to the end mark.
-    Tail(Finder),
+    Arguments(NamedCall),
+    /// After the arguments, up to the end mark: the fence.
+    Tail(Finder, String),
 }
 
 struct Deepseek {
     state: State,
     prose: Prose,
     finder: Finder,
+    /// A call broke off before its end mark, which is then text, too.
+    broken: bool,
 }
 
 impl Deepseek {
@@ -49,7 +58,10 @@ impl Deepseek {
         match finder.step(character, |free| head.push(free)) {
             Some(0) => self.state = State::Name(head, String::new(), raw),
             None if head.len() <= MAX_NAME => self.state = State::Head(head, finder, raw),
-            _ => self.prose.text(&raw, out),
+            end => {
+                self.broken = end.is_none();
+                self.prose.text(&raw, out);
+            }
         }
     }
 
@@ -65,39 +77,59 @@ impl Deepseek {
         if character != '{' {
             rest.push(character);
             if rest.len() > MAX_NAME {
+                self.broken = true;
                 return self.prose.text(&raw, out);
             }
             self.state = State::Name(head, rest, raw);
             return;
         }
-        let after = rest.split("```").next().unwrap_or_default().trim();
-        let name = if after.is_empty() { head.trim() } else { after };
-        if name.is_empty() {
-            return self.prose.text(&raw, out);
+        match name_of(&head, &rest) {
+            Some(name) => self.state = State::Arguments(NamedCall::new(name.to_owned(), raw)),
+            None => {
+                self.broken = true;
+                self.prose.text(&raw, out);
+            }
         }
-        self.prose.call(name, out);
-        out.arguments("{");
-        // A brace always begins a value.
-        self.state = Scan::begin('{').map_or(State::Text, State::Arguments);
     }
 
-    fn arguments(&mut self, mut scan: Scan, character: char, out: &mut ToolEvents) {
-        self.state = match scan.step(character) {
-            At::Inside => {
-                out.character(character, ToolEvents::arguments);
-                State::Arguments(scan)
-            }
-            At::Last => {
-                out.character(character, ToolEvents::arguments);
-                State::Tail(Finder::new(END))
-            }
+    fn arguments(&mut self, mut call: NamedCall, character: char, out: &mut ToolEvents) {
+        match call.step(character, &mut self.prose, out) {
+            At::Inside => self.state = State::Arguments(call),
+            At::Last => self.state = State::Tail(Finder::new(END), String::new()),
             At::Past | At::Broken => {
-                let mut finder = Finder::new(END);
-                finder.step(character, |_| {});
-                State::Tail(finder)
+                self.broken = true;
+                self.step(character, out);
             }
-        };
+        }
     }
+
+    fn tail(&mut self, mut finder: Finder, mut fence: String, character: char, out: &mut ToolEvents) {
+        let mut free = String::new();
+        if finder.step(character, |character| free.push(character)).is_some() {
+            return;
+        }
+        let other = free.contains(|character: char| !character.is_whitespace() && character != '`');
+        fence.push_str(&free);
+        if !other {
+            self.state = State::Tail(finder, fence);
+            return;
+        }
+        fence.push_str(&finder.take());
+        fence.chars().for_each(|character| self.step(character, out));
+    }
+}
+
+/// The name by what stands before the separator and between it and the arguments; `None` if it is no form of a call.
+fn name_of<'a>(head: &'a str, rest: &'a str) -> Option<&'a str> {
+    let (after, fence) = rest.split_once("```").unwrap_or((rest, ""));
+    let (head, after) = (head.trim(), after.trim());
+    let name = match after {
+        "" => head,
+        _ if head == "function" => after,
+        _ => return None,
+    };
+    let is_name = !name.is_empty() && !name.contains(char::is_whitespace);
+    (is_name && matches!(fence.trim(), "" | "json")).then_some(name)
 }
 
 impl Machine for Deepseek {
@@ -105,28 +137,31 @@ impl Machine for Deepseek {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Text => {
                 let prose = &mut self.prose;
-                if self.finder.step(character, |free| prose.character(free, out)) == Some(BEGIN) {
-                    self.state = State::Head(String::new(), Finder::new(INNER), MARKS[BEGIN].to_owned());
+                match self.finder.step(character, |free| prose.character(free, out)) {
+                    Some(BEGIN) => {
+                        self.broken = false;
+                        self.state = State::Head(String::new(), Finder::new(INNER), MARKS[BEGIN].to_owned());
+                    }
+                    Some(CALL_END) if std::mem::take(&mut self.broken) => {
+                        self.prose.text(MARKS[CALL_END], out);
+                    }
+                    _ => {}
                 }
             }
             State::Head(head, finder, raw) => self.head(head, finder, raw, character, out),
             State::Name(head, rest, raw) => self.name(head, rest, raw, character, out),
-            State::Arguments(scan) => self.arguments(scan, character, out),
-            State::Tail(mut finder) => {
-                if finder.step(character, |_| {}).is_none() {
-                    self.state = State::Tail(finder);
-                }
-            }
+            State::Arguments(call) => self.arguments(call, character, out),
+            State::Tail(finder, fence) => self.tail(finder, fence, character, out),
         }
     }
 
     fn end(&mut self, out: &mut ToolEvents) {
         let held = self.finder.take();
         self.prose.text(&held, out);
-        if let State::Head(_, _, raw) | State::Name(_, _, raw) =
-            std::mem::replace(&mut self.state, State::Text)
-        {
-            self.prose.text(&raw, out);
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Head(_, _, raw) | State::Name(_, _, raw) => self.prose.text(&raw, out),
+            State::Arguments(mut call) => call.end(&mut self.prose, out),
+            State::Text | State::Tail(..) => {}
         }
         self.prose.end(out);
     }

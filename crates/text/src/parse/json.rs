@@ -111,6 +111,7 @@ impl Json {
             }
             Now::Broken if reader.has_started() => {
                 self.any = true;
+                self.prose.text(&reader.take_rest(), out);
                 self.prose.character(character, out);
                 State::Text
             }

@@ -1,15 +1,18 @@
 //! Calls behind a mark: `<tool_call>` around each (Hermes, Qwen), or `[TOOL_CALLS]` before all (Mistral).
 
+use super::arguments::NamedCall;
 use super::call::{CallReader, Now, Proof};
 use super::finder::Finder;
 use super::prose::Prose;
-use super::scan::{At, Scan};
+use super::scan::At;
 use super::{Machine, ToolEvents, ToolParser};
 
 const HERMES: &[&str] = &["<tool_call>", "</tool_call>"];
 const HERMES_END: &[&str] = &["</tool_call>"];
 const MISTRAL: &[&str] = &["[TOOL_CALLS]"];
 const ARGS: &[&str] = &["[ARGS]", "[CALL_ID]"];
+/// Bytes from the mark to the arguments of `NAME[ARGS]`.
+const MAX_NAME: usize = 512;
 
 /// A parser of the Hermes form.
 pub(super) fn hermes(tools: &[String]) -> Box<dyn ToolParser> {
@@ -26,8 +29,8 @@ enum HermesState {
     Text,
     /// After the opening mark; the text since, if no call has been told of.
     Call(CallReader, String),
-    /// After a call that broke off: nothing counts up to its end mark.
-    Broken(Finder),
+    /// After a call, where its end mark is due; the white space since.
+    Closing(Finder, String),
 }
 
 struct Hermes {
@@ -35,7 +38,7 @@ struct Hermes {
     state: HermesState,
     prose: Prose,
     finder: Finder,
-    /// An end mark is due, and is not text.
+    /// An end mark is still due after other text, and is not text.
     closing: bool,
 }
 
@@ -46,6 +49,7 @@ impl Machine for Hermes {
                 let prose = &mut self.prose;
                 match self.finder.step(character, |free| prose.character(free, out)) {
                     Some(0) => {
+                        self.closing = false;
                         self.state = HermesState::Call(CallReader::new(Proof::Marked), HERMES[0].to_owned());
                     }
                     Some(_) if !std::mem::take(&mut self.closing) => self.prose.text(HERMES[1], out),
@@ -55,29 +59,38 @@ impl Machine for Hermes {
             HermesState::Call(mut reader, mut raw) => {
                 let now = reader.step(character, &self.tools, &mut self.prose, out);
                 match now {
-                    Now::Done => self.closing = true,
+                    Now::Done => {
+                        self.state = HermesState::Closing(Finder::new(HERMES_END), String::new());
+                    }
                     Now::More => {
                         if !reader.has_started() {
                             raw.push(character);
                         }
                         self.state = HermesState::Call(reader, raw);
                     }
-                    Now::Broken if reader.has_started() => {
-                        let mut finder = Finder::new(HERMES_END);
-                        finder.step(character, |_| {});
-                        self.state = HermesState::Broken(finder);
-                    }
                     Now::Broken => {
-                        self.closing = false;
-                        self.prose.text(&raw, out);
+                        // Of a call whose arguments are whole, only its own end is wrong.
+                        self.closing = reader.has_started() && reader.is_whole();
+                        let rest = if reader.has_started() { reader.take_rest() } else { raw };
+                        self.prose.text(&rest, out);
                         self.step(character, out);
                     }
                 }
             }
-            HermesState::Broken(mut finder) => {
-                if finder.step(character, |_| {}).is_none() {
-                    self.state = HermesState::Broken(finder);
+            HermesState::Closing(mut finder, mut gap) => {
+                let mut free = String::new();
+                if finder.step(character, |character| free.push(character)).is_some() {
+                    return;
                 }
+                let other = free.contains(|character: char| !character.is_whitespace());
+                gap.push_str(&free);
+                if !other {
+                    self.state = HermesState::Closing(finder, gap);
+                    return;
+                }
+                self.closing = true;
+                gap.push_str(&finder.take());
+                gap.chars().for_each(|character| self.step(character, out));
             }
         }
     }
@@ -101,6 +114,7 @@ pub(super) fn mistral(tools: &[String]) -> Box<dyn ToolParser> {
         state: MistralState::Text,
         prose: Prose::default(),
         finder: Finder::new(MISTRAL),
+        any: false,
     })
 }
 
@@ -113,7 +127,7 @@ enum MistralState {
     Call(CallReader, String),
     /// `NAME[ARGS]`: the name so far, what stands between it and the arguments, and all of the text.
     Name(String, Finder, bool, String),
-    Arguments(Scan),
+    Arguments(NamedCall),
 }
 
 struct Mistral {
@@ -121,6 +135,8 @@ struct Mistral {
     state: MistralState,
     prose: Prose,
     finder: Finder,
+    /// A call has followed the last mark.
+    any: bool,
 }
 
 impl Mistral {
@@ -148,11 +164,9 @@ impl Mistral {
         match character {
             '{' => self.call(CallReader::new(Proof::Marked), raw, character, out),
             // An array of no calls was no array of calls.
-            ']' if raw.is_empty() => {}
-            _ if character.is_whitespace() || character == ',' => {
-                if !raw.is_empty() {
-                    raw.push(character);
-                }
+            ']' if self.any => {}
+            _ if character.is_whitespace() || (character == ',' && self.any) => {
+                raw.push(character);
                 self.state = MistralState::List(raw);
             }
             _ => {
@@ -164,7 +178,10 @@ impl Mistral {
 
     fn call(&mut self, mut reader: CallReader, mut raw: String, character: char, out: &mut ToolEvents) {
         match reader.step(character, &self.tools, &mut self.prose, out) {
-            Now::Done => self.state = MistralState::List(String::new()),
+            Now::Done => {
+                self.any = true;
+                self.state = MistralState::List(String::new());
+            }
             Now::More => {
                 if !reader.has_started() {
                     raw.push(character);
@@ -172,12 +189,9 @@ impl Mistral {
                 self.state = MistralState::Call(reader, raw);
             }
             Now::Broken => {
-                if !reader.has_started() {
-                    raw.push(character);
-                    self.text(&raw, out);
-                } else {
-                    self.prose.character(character, out);
-                }
+                let rest = if reader.has_started() { reader.take_rest() } else { raw };
+                self.text(&rest, out);
+                self.step(character, out);
             }
         }
     }
@@ -187,34 +201,32 @@ impl Mistral {
         let Named { text, finder, ended, raw } = &mut name;
         raw.push(character);
         if character == '{' && finder.is_empty() {
-            self.prose.call(text.as_str(), out);
-            out.arguments("{");
-            // A brace always begins a value.
-            self.state = Scan::begin('{').map_or(MistralState::Text, MistralState::Arguments);
+            let call = NamedCall::new(text.trim_end().to_owned(), std::mem::take(raw));
+            self.state = MistralState::Arguments(call);
             return;
         }
         let mut fits = true;
         let found = finder.step(character, |free| match free {
             _ if *ended => fits &= is_name(free) || free.is_whitespace(),
-            _ if is_name(free) => text.push(free),
-            _ if free.is_whitespace() => {}
+            _ if is_name(free) => {
+                fits &= !text.ends_with(char::is_whitespace);
+                text.push(free);
+            }
+            _ if free.is_whitespace() => text.push(free),
             _ => fits = false,
         });
         *ended |= found.is_some();
-        if !fits {
+        if !fits || raw.len() > MAX_NAME {
             return self.text(&name.raw, out);
         }
         self.state = MistralState::Name(name.text, name.finder, name.ended, name.raw);
     }
 
-    fn arguments(&mut self, mut scan: Scan, character: char, out: &mut ToolEvents) {
-        match scan.step(character) {
-            At::Inside => {
-                out.character(character, ToolEvents::arguments);
-                self.state = MistralState::Arguments(scan);
-            }
-            At::Last => out.character(character, ToolEvents::arguments),
-            At::Past | At::Broken => self.prose.character(character, out),
+    fn arguments(&mut self, mut call: NamedCall, character: char, out: &mut ToolEvents) {
+        match call.step(character, &mut self.prose, out) {
+            At::Inside => self.state = MistralState::Arguments(call),
+            At::Last => {}
+            At::Past | At::Broken => self.step(character, out),
         }
     }
 }
@@ -237,6 +249,7 @@ impl Machine for Mistral {
             MistralState::Text => {
                 let prose = &mut self.prose;
                 if self.finder.step(character, |free| prose.character(free, out)).is_some() {
+                    self.any = false;
                     self.state = MistralState::Marked(MISTRAL[0].to_owned());
                 }
             }
@@ -246,7 +259,7 @@ impl Machine for Mistral {
             MistralState::Name(text, finder, ended, raw) => {
                 self.name(Named { text, finder, ended, raw }, character, out);
             }
-            MistralState::Arguments(scan) => self.arguments(scan, character, out),
+            MistralState::Arguments(call) => self.arguments(call, character, out),
         }
     }
 
@@ -254,11 +267,13 @@ impl Machine for Mistral {
         let held = self.finder.take();
         self.prose.text(&held, out);
         match std::mem::replace(&mut self.state, MistralState::Text) {
+            MistralState::List(_) if self.any => {}
             MistralState::Marked(raw) | MistralState::List(raw) | MistralState::Name(_, _, _, raw) => {
                 self.prose.text(&raw, out);
             }
             MistralState::Call(reader, raw) if !reader.has_started() => self.prose.text(&raw, out),
-            MistralState::Call(..) | MistralState::Arguments(_) | MistralState::Text => {}
+            MistralState::Arguments(mut call) => call.end(&mut self.prose, out),
+            MistralState::Call(..) | MistralState::Text => {}
         }
         self.prose.end(out);
     }

@@ -1,8 +1,10 @@
 //! What a model's text says besides prose: tool calls and reasoning. One parser a sequence, made anew for each.
 //!
 //! Every built-in parser is a machine of single characters, so that any cutting of a text gives the same events by
-//! construction. What turns out to be no call is released as text, at the latest when the text ends. Pure.
+//! construction. What turns out to be no call is released as text, at the latest when the text ends. A call that
+//! breaks off after it has been told of keeps what was told, and the rest is text: nothing is lost. Pure.
 
+mod arguments;
 mod call;
 mod deepseek;
 mod detect;
@@ -10,6 +12,7 @@ mod finder;
 mod json;
 mod marked;
 mod prose;
+mod python;
 mod pythonic;
 mod reasoning;
 mod scan;
@@ -31,7 +34,7 @@ pub enum ToolEvent {
         /// The tool's name.
         name: String,
     },
-    /// More of the JSON text of the last call's arguments.
+    /// More of the JSON text of the last call's arguments; what has come is always the beginning of an object.
     Arguments(String),
 }
 

@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod faults;
+
 const CASES: &str = include_str!("../../../../tests/cases/tools.jsonl");
 
 fn case(id: &str) -> Value {
@@ -269,14 +271,6 @@ fn bare_json_of_other_tools_or_with_foreign_keys_is_an_answer() {
 }
 
 #[test]
-fn a_call_that_breaks_off_inside_does_not_swallow_what_follows_its_end_mark() {
-    let text = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": </tool_call> and <tool_call>{\"name\": \"g\"}</tool_call>";
-    let events = parse_all_ways("hermes", &["f", "g"], text);
-    assert!(events.contains(&ToolEvent::Text(" and".into())), "{events:?}");
-    assert!(events.contains(&ToolEvent::Call { name: "g".into() }));
-}
-
-#[test]
 fn reasoning_may_begin_in_the_prompt_or_not_at_all() {
     for (format, opened, text, right) in [
         ("qwen3", false, "<think>\nplan\nit\n</think>\n\nanswer\n", ["plan\nit", "answer\n"]),
@@ -339,6 +333,10 @@ fn soup() -> impl Strategy<Value = String> {
         "f",
         "null",
         "12",
+        "{'a': 1}",
+        "{\"a\": }",
+        "\"\"\"",
+        "f(a=1)",
         "é",
         "<think>",
         "</think>",
@@ -397,7 +395,11 @@ proptest! {
                         prop_assert!(!name.is_empty());
                         open = true;
                     }
-                    ToolEvent::Arguments(_) => prop_assert!(open, "{} {:?}", format.name, text),
+                    ToolEvent::Arguments(json) => {
+                        prop_assert!(open, "{} {:?}", format.name, text);
+                        let error = serde_json::from_str::<serde::de::IgnoredAny>(&json).err();
+                        prop_assert!(error.is_none_or(|error| error.is_eof()), "{} {:?}", format.name, text);
+                    }
                     ToolEvent::Text(_) => {}
                 }
             }
