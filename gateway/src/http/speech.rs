@@ -8,6 +8,7 @@ use branchline_protocol::{ReasoningMarks, Sampling};
 use branchline_text::parse::{
     ReasoningEvent, ReasoningEvents, ReasoningParser, ToolEvent, ToolEvents, ToolParser, opens_reasoning,
 };
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::app::App;
@@ -110,7 +111,7 @@ impl Manner {
             Some(factory) => Some(factory.parser(self.opened, self.closed)?),
             None => None,
         };
-        Ok(Speaker { calls: tools, reasoning, called: 0, single: self.single, seen: false })
+        Ok(Speaker::new(tools, reasoning, self.single))
     }
 }
 
@@ -141,11 +142,19 @@ pub(super) struct Speaker {
     calls: Calls,
     reasoning: Option<Box<dyn ReasoningParser>>,
     called: u32,
+    /// The arguments of the call that is being told of.
+    arguments: Option<String>,
+    /// A call has been told of whole.
+    whole: bool,
     single: bool,
     seen: bool,
 }
 
 impl Speaker {
+    fn new(calls: Calls, reasoning: Option<Box<dyn ReasoningParser>>, single: bool) -> Self {
+        Self { calls, reasoning, called: 0, arguments: None, whole: false, single, seen: false }
+    }
+
     /// What a piece says. The end of the sequence releases what was held back.
     pub(super) fn read(&mut self, piece: &mut Piece) -> Result<Vec<Said>> {
         let mut said = Vec::new();
@@ -160,7 +169,7 @@ impl Speaker {
         }
         if let Some(end) = &mut piece.end {
             self.finish(&mut said)?;
-            if self.called > 0 && end.reason == FinishReason::Stop {
+            if self.whole && end.reason == FinishReason::Stop {
                 end.reason = FinishReason::ToolCalls;
                 end.matched = None;
             }
@@ -188,8 +197,15 @@ impl Speaker {
             let mut events = ToolEvents::default();
             parser.finish(&mut events)?;
             self.told(events, said);
+            self.settle();
         }
         Ok(())
+    }
+
+    /// No more of the last call comes. One that broke off, whose arguments are not whole, is none to be carried out.
+    fn settle(&mut self) {
+        let is_whole = |json: &str| json.is_empty() || serde_json::from_str::<IgnoredAny>(json).is_ok();
+        self.whole |= self.arguments.take().is_some_and(|json| is_whole(&json));
     }
 
     fn answer(&mut self, text: String, said: &mut Vec<Said>) -> Result<()> {
@@ -205,7 +221,7 @@ impl Speaker {
             }
             Calls::Forced(name) => {
                 if !std::mem::replace(&mut self.seen, true) {
-                    self.called = 1;
+                    (self.called, self.whole) = (1, true);
                     said.push(Said::Call { index: 0, id: call_id(), name: std::mem::take(name) });
                 }
                 said.push(Said::Arguments { index: 0, json: text });
@@ -224,10 +240,13 @@ impl Speaker {
                 ToolEvent::Text(text) => said.push(Said::Text(text)),
                 ToolEvent::Call { .. } if self.single && self.called == 1 => self.seen = true,
                 ToolEvent::Call { name } => {
+                    self.settle();
+                    self.arguments = Some(String::new());
                     said.push(Said::Call { index: self.called, id: call_id(), name });
                     self.called += 1;
                 }
                 ToolEvent::Arguments(json) => {
+                    self.arguments.get_or_insert_default().push_str(&json);
                     said.push(Said::Arguments { index: self.called.saturating_sub(1), json });
                 }
             }
@@ -247,7 +266,7 @@ mod tests {
 
     fn speaker(single: bool) -> Speaker {
         let parser = ToolFormat::named("hermes").expect("it is built in").parser(&[]);
-        Speaker { calls: Calls::Parsed(parser), reasoning: None, called: 0, single, seen: false }
+        Speaker::new(Calls::Parsed(parser), None, single)
     }
 
     fn end(reason: FinishReason) -> End {
@@ -282,6 +301,22 @@ mod tests {
     }
 
     #[test]
+    fn a_stop_is_no_tool_call_where_no_call_is_whole() {
+        let begun = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": ";
+        for (text, wanted) in [
+            (format!("{begun}}}}}</tool_call>"), FinishReason::Stop),
+            (begun.to_owned(), FinishReason::Stop),
+            ("<tool_call>{\"name\": \"f\", \"arguments\": foo}</tool_call>".to_owned(), FinishReason::Stop),
+            (format!("{CALL}{begun}}}"), FinishReason::ToolCalls),
+            (format!("{begun}}} {CALL}"), FinishReason::ToolCalls),
+        ] {
+            let mut piece = piece(&text, FinishReason::Stop);
+            speaker(false).read(&mut piece).unwrap();
+            assert_eq!(piece.end.unwrap().reason, wanted, "{text}");
+        }
+    }
+
+    #[test]
     fn where_one_call_was_asked_for_no_second_is_told() {
         let calls = |single| {
             let mut two = piece(&format!("{CALL}\n{CALL}"), FinishReason::Stop);
@@ -293,13 +328,7 @@ mod tests {
 
     #[test]
     fn a_forced_tools_arguments_are_the_whole_answer() {
-        let mut speaker = Speaker {
-            calls: Calls::Forced("add".into()),
-            reasoning: None,
-            called: 0,
-            single: false,
-            seen: false,
-        };
+        let mut speaker = Speaker::new(Calls::Forced("add".into()), None, false);
         let mut said = speaker.read(&mut Piece { text: "{\"a\"".into(), ..Piece::default() }).unwrap();
         let mut last = piece(": 1}", FinishReason::Stop);
         said.extend(speaker.read(&mut last).unwrap());
