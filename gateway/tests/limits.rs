@@ -78,6 +78,30 @@ async fn an_abort_ends_its_own_stream_and_no_other() {
 }
 
 #[tokio::test]
+async fn messages_and_responses_are_aborted_by_the_clients_own_id() {
+    let engine = engine().await;
+    let gateway = Gateway::start(&[], &[engine.url()]).await;
+    let messages = json!([{"role": "user", "content": "a"}]);
+    for (path, body) in [
+        ("/v1/messages", json!({"rid": "m", "max_tokens": 9, "messages": messages, "stream": true})),
+        ("/v1/responses", json!({"rid": "r", "input": "a", "stream": true})),
+    ] {
+        let rid = body["rid"].as_str().expect("a string").to_owned();
+        let mut client = gateway.send("POST", path, &[], &body.to_string()).await;
+        engine.emit(vec![word(handle_of(&engine, &rid).await, "one")]);
+        client.read_until("one").await;
+        let told = gateway.post("/abort_request", &json!({"rid": rid}).to_string()).await.json();
+        assert_eq!(told["aborted"], 1, "{path}");
+        client.answer().await;
+    }
+    assert_eq!(gateway.load(), 0);
+    // What is stored keeps an id of its own: another answer of that name can't take its place.
+    let body = json!({"rid": "r", "input": "a", "background": true}).to_string();
+    let id = gateway.post("/v1/responses", &body).await.json()["id"].clone();
+    assert!(id.as_str().is_some_and(|id| id.starts_with("resp_")), "{id}");
+}
+
+#[tokio::test]
 async fn abort_fan_out_at_gateway_reaches_the_engine_that_runs_it() {
     let engines = [engine().await, engine().await, engine().await];
     let urls = engines.each_ref().map(FakeEngine::url);

@@ -12,6 +12,8 @@ use branchline_protocol::anthropic::{MessagesRequest, error_body};
 use branchline_protocol::openai::{FinishReason, Matched};
 use futures_util::StreamExt as _;
 use http::{Request, StatusCode};
+use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::answer::json as reply;
@@ -60,7 +62,7 @@ async fn serve(intake: Intake) -> Result<Response> {
         message.gathered.count(&item);
     }
     whole(message.end())?;
-    content.iter_mut().for_each(finish_block);
+    let content: Vec<Block> = content.into_iter().map(Block::of).collect();
     Ok(reply(StatusCode::OK, &message.describe(content, true)))
 }
 
@@ -82,11 +84,42 @@ fn put(content: &mut Vec<Value>, said: Said) {
     }
 }
 
-/// A call's input is told as an object.
-fn finish_block(block: &mut Value) {
-    if block["type"] == "tool_use" {
-        let text = block["input"].as_str().unwrap_or("{}");
-        block["input"] = serde_json::from_str(text).unwrap_or_else(|_| json!({}));
+/// A block of a whole answer.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Block {
+    Said(Value),
+    Call(CallBlock),
+}
+
+/// A call, its input as an object in the model's own spelling: no number changes on the way.
+#[derive(Serialize)]
+struct CallBlock {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    id: Value,
+    name: Value,
+    input: Box<RawValue>,
+}
+
+impl Block {
+    fn of(mut block: Value) -> Self {
+        if block["type"] != "tool_use" {
+            return Self::Said(block);
+        }
+        let text = block["input"].as_str().unwrap_or("{}").to_owned();
+        match RawValue::from_string(text) {
+            Ok(input) => Self::Call(CallBlock {
+                kind: "tool_use",
+                id: block["id"].take(),
+                name: block["name"].take(),
+                input,
+            }),
+            Err(_) => {
+                block["input"] = json!({});
+                Self::Said(block)
+            }
+        }
     }
 }
 
@@ -126,6 +159,20 @@ fn stop(end: Option<&End>) -> (Value, Value) {
     }
 }
 
+/// The message object.
+#[derive(Serialize)]
+struct Described<'a, C> {
+    id: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    role: &'static str,
+    model: &'a str,
+    content: C,
+    stop_reason: Value,
+    stop_sequence: Value,
+    usage: Value,
+}
+
 /// A message, whole or as events.
 struct Message {
     head: Head,
@@ -155,18 +202,18 @@ impl Message {
         })
     }
 
-    fn describe(&self, content: Vec<Value>, ended: bool) -> Value {
-        let (reason, sequence) = stop(self.end().filter(|_| ended));
-        json!({
-            "id": self.head.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.head.model,
-            "content": content,
-            "stop_reason": reason,
-            "stop_sequence": sequence,
-            "usage": self.usage(),
-        })
+    fn describe<C: Serialize>(&self, content: C, ended: bool) -> Described<'_, C> {
+        let (stop_reason, stop_sequence) = stop(self.end().filter(|_| ended));
+        Described {
+            id: &self.head.id,
+            kind: "message",
+            role: "assistant",
+            model: &self.head.model,
+            content,
+            stop_reason,
+            stop_sequence,
+            usage: self.usage(),
+        }
     }
 
     fn begin(&mut self, kind: &'static str, block: Value, out: &mut Out) -> Result<()> {
@@ -211,7 +258,7 @@ impl Message {
         if std::mem::replace(&mut self.begun, true) {
             return Ok(());
         }
-        let message = self.describe(Vec::new(), false);
+        let message = self.describe([(); 0], false);
         out.named("message_start", &json!({"type": "message_start", "message": message}))
     }
 }
@@ -281,9 +328,25 @@ mod tests {
         ] {
             put(&mut content, said);
         }
-        content.iter_mut().for_each(finish_block);
+        let text = serde_json::to_string(&content.into_iter().map(Block::of).collect::<Vec<_>>()).unwrap();
+        let content: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(content[0]["thinking"], "why");
         assert_eq!(content[1]["text"], "ab");
-        assert_eq!((&content[2]["id"], &content[2]["input"]), (&json!("toolu_1"), &json!({"x": 1})));
+        assert_eq!((&content[2]["id"], &content[2]["input"]["x"]), (&json!("toolu_1"), &json!(1)));
+    }
+
+    #[test]
+    fn a_calls_input_keeps_the_models_own_spelling() {
+        let input = r#"{"a":12345678901234567890123,"c":1e2, "d": 0.10}"#;
+        let block = |text: &str| {
+            let mut content = Vec::new();
+            put(&mut content, Said::Call { index: 0, id: "call_1".into(), name: "f".into() });
+            put(&mut content, Said::Arguments { index: 0, json: text.into() });
+            serde_json::to_string(&content.into_iter().map(Block::of).collect::<Vec<_>>()).unwrap()
+        };
+        let told =
+            |input: &str| format!(r#"[{{"type":"tool_use","id":"toolu_1","name":"f","input":{input}}}]"#);
+        assert_eq!(block(input), told(input));
+        assert_eq!(block("{\"cut\": "), told("{}"));
     }
 }

@@ -148,11 +148,61 @@ pub(super) struct Speaker {
     whole: bool,
     single: bool,
     seen: bool,
+    thought: Thought,
+}
+
+/// The tokens of a sequence's reasoning, its marks among them. Of a piece that holds reasoning and answer each has
+/// its share by bytes.
+#[derive(Debug, Default)]
+struct Thought {
+    tokens: u64,
+    /// Of pieces that have said nothing yet.
+    held: u64,
+    over: bool,
+}
+
+impl Thought {
+    /// Takes a piece of so many tokens and what it says.
+    fn take(&mut self, tokens: u64, events: &[ReasoningEvent]) {
+        let (mut reasoning, mut answer) = (0, 0);
+        for event in events {
+            match event {
+                ReasoningEvent::Reasoning(text) => reasoning += text.len() as u64,
+                ReasoningEvent::Text(text) => answer += text.len() as u64,
+            }
+        }
+        if self.over {
+            return;
+        }
+        if reasoning + answer == 0 {
+            self.held += tokens;
+            return;
+        }
+        let held = std::mem::take(&mut self.held);
+        self.over = answer > 0;
+        if reasoning + self.tokens > 0 {
+            self.tokens += held + tokens * reasoning / (reasoning + answer);
+        }
+    }
 }
 
 impl Speaker {
     fn new(calls: Calls, reasoning: Option<Box<dyn ReasoningParser>>, single: bool) -> Self {
-        Self { calls, reasoning, called: 0, arguments: None, whole: false, single, seen: false }
+        Self {
+            calls,
+            reasoning,
+            called: 0,
+            arguments: None,
+            whole: false,
+            single,
+            seen: false,
+            thought: Thought::default(),
+        }
+    }
+
+    /// Tokens of the reasoning so far.
+    pub(super) fn reasoning_tokens(&self) -> u64 {
+        self.thought.tokens
     }
 
     /// What a piece says. The end of the sequence releases what was held back.
@@ -164,6 +214,8 @@ impl Speaker {
             Some(parser) => {
                 let mut events = ReasoningEvents::default();
                 parser.push(&text, &mut events)?;
+                let events = events.into_vec();
+                self.thought.take(piece.token_ids.len() as u64, &events);
                 self.reasoned(events, &mut said)?;
             }
         }
@@ -177,8 +229,8 @@ impl Speaker {
         Ok(said)
     }
 
-    fn reasoned(&mut self, events: ReasoningEvents, said: &mut Vec<Said>) -> Result<()> {
-        for event in events.into_vec() {
+    fn reasoned(&mut self, events: Vec<ReasoningEvent>, said: &mut Vec<Said>) -> Result<()> {
+        for event in events {
             match event {
                 ReasoningEvent::Reasoning(text) => said.push(Said::Reasoning(text)),
                 ReasoningEvent::Text(text) => self.answer(text, said)?,
@@ -191,6 +243,8 @@ impl Speaker {
         if let Some(parser) = &mut self.reasoning {
             let mut events = ReasoningEvents::default();
             parser.finish(&mut events)?;
+            let events = events.into_vec();
+            self.thought.take(0, &events);
             self.reasoned(events, said)?;
         }
         if let Calls::Parsed(parser) = &mut self.calls {
@@ -324,6 +378,30 @@ mod tests {
             said.iter().filter(|one| matches!(one, Said::Call { .. })).count()
         };
         assert_eq!((calls(true), calls(false)), (1, 2));
+    }
+
+    #[test]
+    fn tokens_of_reasoning_are_counted_up_to_its_end() {
+        let reasoning = |text: &str| ReasoningEvent::Reasoning(text.into());
+        let answer = |text: &str| ReasoningEvent::Text(text.into());
+        let count = |pieces: &[(u64, &[ReasoningEvent])]| {
+            let mut thought = Thought::default();
+            pieces.iter().for_each(|(tokens, events)| thought.take(*tokens, events));
+            thought.tokens
+        };
+        // A mark that opens, two words, a mark that closes, and what is no more of it.
+        let thinks: [(u64, &[ReasoningEvent]); 6] = [
+            (1, &[]),
+            (1, &[reasoning("so")]),
+            (1, &[reasoning("why")]),
+            (1, &[]),
+            (3, &[answer("a")]),
+            (5, &[]),
+        ];
+        assert_eq!(count(&thinks), 4);
+        assert_eq!(count(&[(1, &[]), (2, &[answer("a")]), (1, &[reasoning("late")])]), 0);
+        assert_eq!(count(&[(8, &[reasoning("abc"), answer("d")])]), 6);
+        assert_eq!(count(&[(4, &[]), (0, &[reasoning("cut")])]), 4);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::constraint::{Constraint, response_format};
 use crate::fields::{Fields, wrong};
 use crate::openai::{ChatRequest, ChatTemplateInput, StreamOptions, Tools, template_kwargs};
-use crate::prompt::Routing;
+use crate::prompt::{Routing, request_id};
 use crate::refused::unimplemented;
 use crate::{Dialect, Fit, Limits, Sampling};
 
@@ -73,7 +73,7 @@ impl MessagesRequest {
                     ..StreamOptions::default()
                 },
                 routing: Routing::read(fields)?,
-                rid: None,
+                rid: fields.get("rid").map(|value| request_id(value, "rid")).transpose()?,
             },
         })
     }
@@ -307,7 +307,8 @@ mod tests {
         assert_eq!(chat.sampling.stop, ["END"]);
         assert_eq!(chat.input.kwargs["enable_thinking"], true);
         assert_eq!((chat.sampling.terms.budget, chat.sampling.terms.allowance), (None, Some(9)));
-        assert_eq!(chat.sampling.max_tokens, Some(5));
+        assert_eq!((chat.sampling.max_tokens, chat.rid), (Some(5), None));
+        assert_eq!(read(json!({"rid": "job-1"})).unwrap().rid.as_deref(), Some("job-1"));
     }
 
     #[test]
@@ -316,6 +317,7 @@ mod tests {
             (json!({"stop_sequences": [""]}), "stop_sequences[0]"),
             (json!({"stop_sequences": "x"}), "stop_sequences"),
             (json!({"n": 2}), "n"),
+            (json!({"rid": 7}), "rid"),
             (json!({"thinking": {"type": "on"}}), "thinking.type"),
             (json!({"thinking": {"type": "enabled", "budget_tokens": 0}}), "thinking.budget_tokens"),
             (json!({"thinking": {"type": "enabled", "budget_tokens": "9"}}), "thinking.budget_tokens"),

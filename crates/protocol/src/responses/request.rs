@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::constraint::{Constraint, response_format};
 use crate::fields::{Fields, wrong};
 use crate::openai::{ChatRequest, ChatTemplateInput, StreamOptions, Tools, template_kwargs};
-use crate::prompt::Routing;
+use crate::prompt::{Routing, request_id};
 use crate::refused::unimplemented;
 use crate::{Dialect, Fit, Limits, Sampling};
 
@@ -74,7 +74,7 @@ impl ResponsesRequest {
             logprobs: None,
             delivery: StreamOptions { stream, ..StreamOptions::default() },
             routing: Routing::read(fields)?,
-            rid: None,
+            rid: fields.get("rid").map(|value| request_id(value, "rid")).transpose()?,
         };
         Ok(Self {
             chat,
@@ -264,6 +264,8 @@ mod tests {
         assert!(request.store && !request.background);
         assert_eq!(request.echo["tool_choice"], "auto");
         assert_eq!(request.echo["max_output_tokens"], 7);
+        assert_eq!(request.chat.rid, None);
+        assert_eq!(read(json!({"input": "Hi", "rid": "job-1"})).unwrap().chat.rid.as_deref(), Some("job-1"));
     }
 
     #[test]
@@ -313,6 +315,7 @@ mod tests {
             (json!({"input": "x", "background": true, "stream": true}), "background"),
             (json!({"input": "x", "background": true, "store": false}), "background"),
             (json!({"input": "x", "truncation": "auto"}), "truncation"),
+            (json!({"input": "x", "rid": ""}), "rid"),
             (json!({"input": "x", "top_logprobs": 2}), "top_logprobs"),
             (json!({"input": "x", "conversation": "c"}), "conversation"),
             (json!({"input": "x", "max_output_tokens": 0}), "max_output_tokens"),

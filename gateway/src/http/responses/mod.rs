@@ -59,8 +59,13 @@ async fn serve(intake: Intake) -> Result<Response> {
     }
     request.chat.input.messages = Value::Array(messages);
     let stream = request.chat.delivery.stream;
-    let Turn { head, jobs, speakers, gathered } =
+    let named = request.chat.rid.is_some();
+    let Turn { mut head, jobs, speakers, gathered } =
         turn::begin(&intake, request.chat, ResponsesRequest::FIT, "resp_").await?;
+    if named {
+        // What is stored is found by this id: a client's own name would take the place of another answer.
+        head.id = format!("resp_{}", uuid::Uuid::new_v4().simple());
+    }
     let output = Output::new(&head, request.echo);
     let kept = request.store.then(|| Kept::new(intake.tenant.clone(), request.items, conversation));
     let (app, permit) = (Arc::clone(&intake.app), intake.permit.clone());
@@ -97,7 +102,8 @@ impl Run {
         let end = self.gathered.sequences.first().and_then(|sequence| sequence.end.as_ref());
         let status = Status::of(end);
         self.output.close(status, emit)?;
-        let response = self.output.describe(status, Some(&self.gathered.usage()));
+        let reasoning = self.speakers.iter().map(Speaker::reasoning_tokens).sum();
+        let response = self.output.describe(status, Some((&self.gathered.usage(), reasoning)));
         self.keep(&response);
         Ok(response)
     }

@@ -200,8 +200,8 @@ impl Output {
         self.end_item(if status == Status::Completed { "completed" } else { "incomplete" }, emit)
     }
 
-    /// The response object.
-    pub(super) fn describe(&self, status: Status, usage: Option<&Usage>) -> Value {
+    /// The response object; with its tokens once it has ended, and how many of them are reasoning.
+    pub(super) fn describe(&self, status: Status, usage: Option<(&Usage, u64)>) -> Value {
         let mut response = json!({
             "id": self.id,
             "object": "response",
@@ -216,12 +216,12 @@ impl Output {
         if status == Status::Incomplete {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
-        if let Some(usage) = usage {
+        if let Some((usage, reasoning)) = usage {
             response["usage"] = json!({
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": reasoning},
                 "total_tokens": usage.total_tokens,
             });
         }
@@ -320,8 +320,9 @@ mod tests {
 
     #[test]
     fn a_cut_answer_says_why() {
-        let whole = output().describe(Status::Incomplete, Some(&Usage::new(3, 2, 1)));
+        let whole = output().describe(Status::Incomplete, Some((&Usage::new(3, 2, 1), 1)));
         assert_eq!(whole["incomplete_details"]["reason"], "max_output_tokens");
         assert_eq!(whole["usage"]["input_tokens_details"]["cached_tokens"], 1);
+        assert_eq!(whole["usage"]["output_tokens_details"]["reasoning_tokens"], 1);
     }
 }
