@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from branchline.engine.grammar.closing import Closer
 from branchline.engine.grammar.least import Ways
 from branchline.engine.grammar.pieces import Pieces
 from branchline.engine.grammar.refusal import GrammarInvalid, GrammarUnsupported
@@ -117,6 +118,16 @@ def test_a_short_text_of_a_pattern_is_known_from_its_source(pattern: str) -> Non
     assert way is not None and least <= len(way)
     value = json.loads(pieces.text(way))
     jsonschema.validate(value, json.loads(schema.replace(r"\\p{Lu}", "[A-Z]")))
+
+
+@pytest.mark.parametrize("pattern", ["[0-9]{3}", "x?[0-9]$"])
+def test_a_text_that_still_wants_digits_is_led_to_its_end(pattern: str) -> None:
+    grammar = constraint(GrammarKind.JSON, json.dumps({"type": "string", "pattern": pattern}))
+    begun = b'"%%, ~'
+    assert grammar.accept_tokens(list(begun)) == len(begun)
+    run = Closer(Pieces(Bytes(), 257)).run(grammar, 24, 64)
+    assert run is not None
+    assert grammar.accept_tokens(run) == len(run) and grammar.is_complete()
 
 
 class Bytes:

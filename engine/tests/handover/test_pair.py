@@ -72,6 +72,19 @@ async def both(prefill: Served, decode: Served, **sampling: Any) -> list[pb.Sequ
     return deltas
 
 
+def held_at_step(engine: Served, number: int) -> threading.Event:
+    """Lets an engine wait before a step until the event is set."""
+    gate, go_on = threading.Event(), engine.executor.run
+
+    def run(batch: ForwardBatch) -> Any:
+        if engine.executor.steps == number:
+            assert gate.wait(20), "the test goes on before"
+        return go_on(batch)
+
+    engine.executor.run = run  # type: ignore[method-assign]
+    return gate
+
+
 async def settled(prefill: Served) -> None:
     """Give up rooms that the test left full."""
     done = asyncio.Event()
@@ -111,14 +124,7 @@ async def test_either_half_may_come_long_before_the_other(first: str) -> None:
 async def test_pages_go_out_while_the_rest_of_the_prompt_is_still_computed() -> None:
     prompt = [(5 * at) % 90 for at in range(200)]
     async with pair(prefill={"step_tokens": 16}) as (prefill, decode):
-        gate, held = threading.Event(), prefill.executor.run
-
-        def run(batch: ForwardBatch) -> Any:
-            if prefill.executor.steps == 6:
-                assert gate.wait(20), "the test goes on before"
-            return held(batch)
-
-        prefill.executor.run = run  # type: ignore[method-assign]
+        gate = held_at_step(prefill, 6)
         decoding = asyncio.create_task(answer(decode, half_of_decode(prefill, 9, prompt=prompt)))
         await until(lambda: prefill.handovers.rooms.next_expiry_s is not None)  # the pull waits for its request
         computing = asyncio.create_task(answer(prefill, half_of_prefill(9, prompt=prompt)))
@@ -246,14 +252,7 @@ async def test_an_abort_of_either_half_leaves_nothing_behind(half: str) -> None:
 
 async def test_what_an_aborted_request_held_is_counted_as_free_when_its_answer_ends() -> None:
     async with pair(prefill={"step_tokens": 4}) as (prefill, decode):
-        gate, held = threading.Event(), prefill.executor.run
-
-        def run(batch: ForwardBatch) -> Any:
-            if prefill.executor.steps == 6:
-                assert gate.wait(20), "the test goes on before"
-            return held(batch)
-
-        prefill.executor.run = run  # type: ignore[method-assign]
+        gate = held_at_step(prefill, 6)
         decoding = asyncio.create_task(answer(decode, half_of_decode(prefill, 9)))
         await until(lambda: prefill.handovers.rooms.next_expiry_s is not None)  # the pull waits for its request
         computing = asyncio.create_task(answer(prefill, half_of_prefill(9)))

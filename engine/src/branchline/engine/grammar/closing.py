@@ -20,7 +20,6 @@ WIDTH = 4  # runs kept at each length of the wider search
 MOST = 1024  # tokens of a run
 CLOSERS = b"]}"
 STARTERS = (b"0", b"1", b'""', b'"', b"[]", b"{}", b"[", b"{", b"null", b"true", b"-")
-INSIDE = (b"0", b"a", b"A")  # of what a pattern may still want of a free text
 PLAIN = (b"q", b"Z", b"}")  # all allowed together inside free text only
 
 
@@ -34,7 +33,7 @@ class Closer:
         self._brackets = np.array([bool(piece) and not piece.strip(CLOSERS) for piece in pieces.bytes])
         self._quotes = np.array([piece[:1] == b'"' and not piece[1:].strip(CLOSERS) for piece in pieces.bytes])
         self._starters = [token for token in map(pieces.id_of, STARTERS) if token is not None]
-        self._inside = [token for token in map(pieces.id_of, INSIDE) if token is not None]
+        self._digit = pieces.id_of(b"0")
         self._plain = [token for token in map(pieces.id_of, PLAIN) if token is not None]
 
     def best(self, grammar: BaseGrammarObject, limit: int = MOST, effort: int = 96) -> list[int] | None:
@@ -120,8 +119,8 @@ class Closer:
         chosen = closing[np.argsort(-self._lengths[closing], kind="stable")][:2].tolist()
         if not inside:
             chosen += [token for token in self._starters if token in known][:2]
-        elif not chosen:  # free text that may not end yet
-            chosen += [token for token in self._inside if token in known]
+        elif not chosen and self._digit in known:  # free text that may not end yet: digits are what patterns want most
+            chosen.append(self._digit)
         chosen.append(int(allowed[np.argmax(self._lengths[allowed])]))
         short = allowed[np.argsort(self._lengths[allowed], kind="stable")]
         _, firsts = np.unique(self._first[short], return_index=True)
