@@ -9,8 +9,8 @@ PORT ?= 8080
 export PYTHONDONTWRITEBYTECODE :=
 # What is tested and shipped: the router with what a plain build leaves out for its building time (ADR 0024).
 FULL := --features branchline-router-python/whole
-# Files side by side: half of a test of several processes is waiting.
-PYTEST := $(PY) -m pytest -q -n auto --dist loadfile
+# Files side by side, in the order that conftest.py gives: half of a test of several processes is waiting.
+PYTEST := $(PY) -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 STAGE = @printf '\n==> %s\n' "$(1)"
 
 help: ## lists the targets

@@ -30,6 +30,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     root = Path(__file__).parent
+    # Files that take longest go first, so that no worker is left with one of them at the end.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     folders = [root / name for name in SEVERAL_PROCESSES]
     for item in items:
         if any(folder in item.path.parents for folder in folders):

@@ -16,20 +16,23 @@ from .test_cases_logprobs_cache import ids_of
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 NEAR_TIE = 1e-3
-LONG = 220  # tokens; two of these at once outgrow the small pool, however fast the machine
 COUNT = {"native": 64, "torch": 24}  # torch is the oracle, and slow on a CPU
+# Tokens of an answer. Two of the last length at once outgrow the small pool, however fast the machine.
+LENGTHS = {"native": (1, 6, 16, 40, 220), "torch": (1, 4, 8, 20, 110)}
+POOL = {"native": "512", "torch": "280"}
 DTYPE = {"native": (), "torch": ("--dtype", "float32")}
 Alone = Callable[[str, int], list[dict[str, Any]]]
 
 
-def mix(seed: int, count: int) -> list[dict[str, Any]]:
+def mix(seed: int, executor: str = "native", count: int | None = None) -> list[dict[str, Any]]:
     """Random requests: lengths, shared beginnings, greedy and seeded, penalties, logprobs."""
     draw = random.Random(seed)
+    *lengths, longest = LENGTHS[executor]
     shared = [ids_of(1000 + seed * 10 + i, draw.choice([48, 80])) for i in range(4)]
     out = []
-    for index in range(count):
+    for index in range(count or COUNT[executor]):
         ids = [*draw.choice(shared), *ids_of(5000 + seed * 1000 + index, draw.randint(1, 24))]
-        length = LONG if index % 12 == 5 else draw.choice([1, 6, 16, 40])
+        length = longest if index % 12 == 5 else draw.choice(lengths)
         params: dict[str, Any] = {"max_new_tokens": length, "ignore_eos": True, "temperature": 0}
         if draw.random() < 0.5:
             params |= {"temperature": draw.choice([0.7, 1.0]), "top_p": draw.choice([0.9, 1.0]), "sampling_seed": index}
@@ -79,7 +82,7 @@ def alone(stacks: Starter) -> Alone:
     @functools.cache
     def run_alone(executor: str, seed: int) -> list[dict[str, Any]]:
         stack = stacks("--executor", executor, "--disable-radix-cache", *DTYPE[executor])
-        return [run(stack, body) for body in mix(seed, COUNT[executor])]
+        return [run(stack, body) for body in mix(seed, executor)]
 
     return run_alone
 
@@ -90,26 +93,29 @@ def together(stack: Stack, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]
         return list(pool.map(lambda body: run(stack, body), bodies))
 
 
-TIGHT = ("--max-total-tokens", "512")
-TIGHTEST = (*TIGHT, "--page-size", "1", "--prefill-chunk", "7")
+TIGHT = ("--max-total-tokens", POOL["native"])
+SMALL_STEPS = ("--page-size", "1", "--prefill-chunk", "7")
+
+
+@pytest.mark.parametrize(
+    ("flags", "seed"),
+    [((), 1), (("--disable-radix-cache",), 2), (TIGHT, 2), ((*TIGHT, *SMALL_STEPS), 1)],
+    ids=["cache", "no cache", "evicting and retracting", "page 1, chunks of 7, evicting and retracting"],
+)
+def test_sixty_four_at_once_equal_one_by_one(stacks: Starter, alone: Alone, flags: tuple[str, ...], seed: int) -> None:
+    expected = alone("native", seed)
+    stack = stacks("--executor", "native", *flags)
+    before = stack.cache()
+    for one, other in zip(expected, together(stack, mix(seed)), strict=True):
+        assert_identical(one, other)
+    assert_pressed(stack, before, flags)
 
 
 @pytest.mark.parametrize(
     "flags",
-    [(), ("--disable-radix-cache",), TIGHT, TIGHTEST],
-    ids=["cache", "no cache", "evicting and retracting", "page 1, chunks of 7, evicting and retracting"],
+    [(), ("--max-total-tokens", POOL["torch"], *SMALL_STEPS)],
+    ids=["cache", "page 1, chunks of 7, evicting and retracting"],
 )
-def test_sixty_four_at_once_equal_one_by_one(stacks: Starter, alone: Alone, flags: tuple[str, ...]) -> None:
-    expected = {seed: alone("native", seed) for seed in (1, 2)}
-    stack = stacks("--executor", "native", *flags)
-    before = stack.cache()
-    for seed, answers in expected.items():
-        for one, other in zip(answers, together(stack, mix(seed, COUNT["native"])), strict=True):
-            assert_identical(one, other)
-    assert_pressed(stack, before, flags)
-
-
-@pytest.mark.parametrize("flags", [(), TIGHTEST], ids=["cache", "page 1, chunks of 7, evicting and retracting"])
 def test_torch_parts_only_at_near_ties(stacks: Starter, alone: Alone, flags: tuple[str, ...]) -> None:
     """Batches change the order of torch's sums, hence logits by about 1e-5.
 
@@ -117,7 +123,7 @@ def test_torch_parts_only_at_near_ties(stacks: Starter, alone: Alone, flags: tup
     hundred draws of a mix that is one run in a hundred, and two in one run is not to be expected.
     """
     expected = alone("torch", 1)
-    stack, bodies = stacks("--executor", "torch", *DTYPE["torch"], *flags), mix(1, COUNT["torch"])
+    stack, bodies = stacks("--executor", "torch", *DTYPE["torch"], *flags), mix(1, "torch")
     before = stack.cache()
     answers = together(stack, bodies)
     parted = [parts(body, one, other) for body, one, other in zip(bodies, expected, answers, strict=True)]
@@ -135,7 +141,7 @@ def assert_pressed(stack: Stack, before: dict[str, Any], flags: tuple[str, ...])
 
 
 def test_streamed_text_equals_plain(stack: Stack) -> None:
-    for body in mix(3, 12):
+    for body in mix(3, count=12):
         params = body["sampling_params"]
         plain = run(stack, {**body, "stream": False})
         with stack.stream("/generate", body) as data:
