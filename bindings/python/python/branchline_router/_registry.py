@@ -389,7 +389,7 @@ def origin_of(module: str) -> Origin:
 def _owner(top: str) -> importlib.metadata.Distribution | None:
     """The installed distribution of a top-level module.
 
-    Reads its files' texts alone: parsing all of them, as `packages_distributions` does, takes half a second beside torch.
+    Reads their files' texts alone: to parse all, as `packages_distributions` does, takes half a second beside torch.
     """
     inside = re.compile(rf"^{re.escape(top)}(/|\.[^/,]*,)", re.MULTILINE)
     for found in importlib.metadata.distributions() if top else ():
