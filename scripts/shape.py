@@ -31,6 +31,8 @@ WALLS = {
 }
 STRAY = re.compile(r"/work/|/root/|https?://[a-z.-]*(pypi|pythonhosted|npmjs|crates\.io|golang|debian)[a-z.-]*/")
 
+RUST_EXAMPLE = re.compile(r"^\s*//[/!]\s*```(?!text)\w*\n\s*//[/!] [^`]", re.M)
+
 
 def tracked() -> list[str]:
     """Paths of all tracked files."""
@@ -107,6 +109,10 @@ def main() -> int:
         text = (ROOT / path).read_text()
         if path != "scripts/shape.py":
             faults += [f"{path}: stray path or package host: {m.group(0)}" for m in STRAY.finditer(text)]
+        if path.endswith(".rs"):
+            faults += [
+                f"{path}: examples in comments are not run (doctest = false)" for _ in RUST_EXAMPLE.finditer(text)
+            ]
         lines = text.count("\n")
         code, inline = rust_split(text) if path.endswith(".rs") else (lines, 0)
         if is_test(path):
