@@ -34,7 +34,7 @@ def bodies() -> list[dict[str, Any]]:
     made = [{"input_ids": copied(seed), "sampling_params": params} for seed in range(4)]
     sampled = {**params, "temperature": 0.7, "sampling_seed": 4, "frequency_penalty": 0.2}
     made += [{"input_ids": copied(seed), "sampling_params": sampled} for seed in range(4, 7)]
-    return [{**body, "return_logprob": True, "top_logprobs_num": 2} for body in made] + mix(31, 10)
+    return [{**body, "return_logprob": True, "top_logprobs_num": 2} for body in made] + mix(31, count=10)
 
 
 @pytest.mark.slow

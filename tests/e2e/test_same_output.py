@@ -24,7 +24,7 @@ DTYPE = {"native": (), "torch": ("--dtype", "float32")}
 Alone = Callable[[str, int], list[dict[str, Any]]]
 
 
-def mix(seed: int, executor: str = "native", count: int | None = None) -> list[dict[str, Any]]:
+def mix(seed: int, executor: str = "native", *, count: int | None = None) -> list[dict[str, Any]]:
     """Random requests: lengths, shared beginnings, greedy and seeded, penalties, logprobs."""
     draw = random.Random(seed)
     *lengths, longest = LENGTHS[executor]
