@@ -1,11 +1,11 @@
 """Kernels of the GPU path: pure functions on tensors. Each has three forms.
 
-`NAME` chooses: Triton on a CUDA device (and in the interpreter, if `TRITON_INTERPRET=1` was set before Triton was
-imported), torch elsewhere. `NAME_reference` is the oracle in plain torch, on any device. The Triton form stands in
-`kernels/compiled/` and is imported when first used, so that a machine without Triton can import this package.
-No form reads a tensor's contents on the host, so every call may stand in a CUDA graph; sizes come from shapes and
-integers. The caller owns every tensor; `out=` and workspaces are written, never kept. Faulty shapes, dtypes or options
-raise ValueError naming the argument, its value and what is accepted.
+`NAME` chooses: Triton on a CUDA device, torch elsewhere. `NAME_reference` is the oracle in plain torch, on any device.
+The Triton form has the name of the choice, stands in `kernels/compiled/` and is imported when first used, so that a
+machine without Triton can import this package. No Triton form reads a tensor's contents on the host, so every call may
+stand in a CUDA graph; sizes come from shapes and integers. The caller owns every tensor; `out=` and workspaces are
+written, never kept. Faulty shapes, dtypes or options raise ValueError naming the argument, its value and what is
+accepted.
 
 attention.py
     Pages: `keys`, `values` [slots, kv_heads, head_dim] (one layer; any strides with a dense last dimension), slot =
