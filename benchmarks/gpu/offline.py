@@ -105,7 +105,7 @@ def launches() -> None:
     for mask in (None, torch.zeros(rows, 4008, dtype=torch.int32)):
         floats = torch.ones(rows)
         rules = sampling.Rules(floats, lengths, floats, floats, zeros, zeros, mask)
-        draws.sample(logits, rules, logits)
+        draws.sample(logits, rules, logits, strict=True)
     tier = torch.zeros(2, 3, 2, 16, kv_heads, width, dtype=half)
     for store in (False, True):
         pages.copy_pages(torch.zeros(3, 2, 64, kv_heads, width, dtype=half), tier, zeros, zeros, 16, store)

@@ -41,10 +41,12 @@ rope.py
 
 sampling.py
     sample(logits float32 [R, vocab], *, temperatures float32 [R], top_k int32 [R], top_p float32 [R], min_p float32 [R],
-        seeds int64 [R], positions int64 [R], mask=None int32 [R, ceil(vocab / 32)], scratch=None float32 [R, vocab])
-        -> (token_ids int64 [R], logprobs float32 [R], status int32 [R]). Temperature 0 is argmax, lowest id among
-        equals; the numbers drawn are engine/sampling/noise.py's, so a seed counts on every executor. logprobs are the
-        chosen token's under the raw logits. status: OK, UNUSABLE (NaN or infinite logits) or NOTHING_LEFT.
+        seeds int64 [R], positions int64 [R], mask=None int32 [R, ceil(vocab / 32)], raw=None float32 [R, vocab])
+        -> (token_ids int64 [R], logprobs float32 [R], status int32 [R]). `logits` have penalties, bias and bans (-inf) in
+        them. Temperature 0 is argmax, lowest id among equals; the numbers drawn are engine/sampling/noise.py's, so a
+        seed counts on every executor. logprobs are the chosen token's under `raw` (the model's own logits; default:
+        `logits`). status: OK, UNUSABLE (raw NaN or infinite; without raw: NaN or +inf) or NOTHING_LEFT. Where it is not
+        OK the token is 0.
 
 pages.py
     copy_pages(pool [layers, 2, slots, kv_heads, head_dim], host [host_slots, layers, 2, page_size, kv_heads, head_dim],
@@ -57,3 +59,35 @@ linear.py
     quantize_e4m3(weight [out, in]) -> (float8_e4m3fn [out, in], scales float32 [out]).
     linear_e4m3(x [T, in], weight float8 [out, in], scales [out], bias=None, *, invariant=False, out=None) -> [T, out]
 """
+
+from branchline.engine.kernels.attention import (
+    decode_attention,
+    decode_workspace,
+    prefill_attention,
+    prefill_tiles,
+    split_size,
+)
+from branchline.engine.kernels.linear import linear_e4m3, linear_invariant, quantize_e4m3
+from branchline.engine.kernels.norm import add_rms_norm, rms_norm
+from branchline.engine.kernels.pages import copy_pages
+from branchline.engine.kernels.rope import rope_write
+from branchline.engine.kernels.sampling import NOTHING_LEFT, OK, UNUSABLE, sample
+
+__all__ = [
+    "NOTHING_LEFT",
+    "OK",
+    "UNUSABLE",
+    "add_rms_norm",
+    "copy_pages",
+    "decode_attention",
+    "decode_workspace",
+    "linear_e4m3",
+    "linear_invariant",
+    "prefill_attention",
+    "prefill_tiles",
+    "quantize_e4m3",
+    "rms_norm",
+    "rope_write",
+    "sample",
+    "split_size",
+]

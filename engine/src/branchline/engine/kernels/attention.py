@@ -179,8 +179,7 @@ def checked(
 def decode_attention_reference(queries: torch.Tensor, pages: Pages, context_lens: torch.Tensor) -> torch.Tensor:
     """The oracle: float32 softmax over each row's context, gathered. A row without context gives zeros."""
     answers = [
-        _attend(queries[row : row + 1], pages, row, context)
-        for row, context in enumerate(context_lens.tolist())
+        _attend(queries[row : row + 1], pages, row, context) for row, context in enumerate(context_lens.tolist())
     ]
     return torch.cat(answers) if answers else torch.empty_like(queries)
 

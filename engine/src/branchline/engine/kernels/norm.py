@@ -45,9 +45,7 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
     return (wide * scale).to(x.dtype) * weight
 
 
-def add_rms_norm_reference(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
+def add_rms_norm_reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """The oracle: the sum is rounded to x's dtype before its norm is taken."""
     residual.add_(x)
     return rms_norm_reference(residual, weight, eps)

@@ -43,11 +43,13 @@ def sample(
     """Token ids int64 [R], their logprobs float32 [R] and statuses int32 [R].
 
     `logits` float32 [R, vocab]: what is chosen from; penalties, bias and bans (as -inf) are in it already. `raw`: the
-    model's own, if the two differ; they decide UNUSABLE and give the logprobs. Bit `id % 32` of word `id // 32` of
+    model's own; they give the logprobs and decide UNUSABLE: any that is not finite. Without them it is `logits` that do,
+    and -inf counts as a ban. Bit `id % 32` of word `id // 32` of
     `mask` int32 [R, words] allows an id; ids beyond its words are forbidden. top_k below 1 and top_p of 1 keep all.
     """
     checks.shaped("logits", logits, None, None)
     rows = logits.shape[0]
+    strict = raw is not None
     raw = logits if raw is None else raw
     checks.shaped("raw", raw, *logits.shape)
     for name, tensor in (("logits", logits), ("raw", raw)):
@@ -63,14 +65,14 @@ def sample(
         checks.integers("mask", mask, torch.int32, rows, None)
     rules = Rules(temperatures, top_k, top_p, min_p, seeds, positions, mask)
     if not checks.on_triton(logits):
-        return sample_reference(logits, rules, raw)
+        return sample_reference(logits, rules, raw, strict)
     from branchline.engine.kernels.compiled import sampling
 
-    return sampling.sample(logits, rules, raw)
+    return sampling.sample(logits, rules, raw, strict)
 
 
 def sample_reference(
-    logits: torch.Tensor, rules: Rules, raw: torch.Tensor
+    logits: torch.Tensor, rules: Rules, raw: torch.Tensor, strict: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The oracle: rows are sorted whole. Ranks of equal values go by id."""
     work = logits if rules.mask is None else logits.masked_fill(~_allowed(rules.mask, logits.shape[1]), float("-inf"))
@@ -83,7 +85,9 @@ def sample_reference(
     ids = chosen.argmax(dim=1)
     left = torch.isfinite(best[:, 0])
     status = torch.where(left, OK, NOTHING_LEFT)
-    status = torch.where(torch.isfinite(raw).all(dim=1), status, UNUSABLE).int()
+    finite = torch.isfinite(raw) if strict else raw < float("inf")
+    status = torch.where(finite.all(dim=1), status, UNUSABLE).int()
+    ids = ids.where(status == OK, 0)
     logprobs = raw.gather(1, ids[:, None])[:, 0] - raw.logsumexp(dim=1)
     return ids, logprobs, status
 
@@ -108,8 +112,33 @@ def _kept(scaled: torch.Tensor, rules: Rules) -> torch.Tensor:
 
 
 def noise(seeds: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Standard Gumbel noise float32 [R, vocab]: the numbers of `branchline.engine.sampling.noise`."""
-    from branchline.engine.sampling.noise import gumbel, row_keys
+    """Standard Gumbel noise float32 [R, vocab]: the very numbers of `branchline.engine.sampling.noise`."""
+    mixed = _finish(_finish(seeds) + positions * _signed(0x9E3779B97F4A7C15))
+    ids = torch.arange(vocab, dtype=torch.int32, device=seeds.device)
+    first, second = mixed.to(torch.int32)[:, None], (mixed >> 32).to(torch.int32)[:, None]
+    bits = _mix(_mix(ids ^ first) + second)
+    uniform = bits.float().add_(2.0**31 + 0.5).mul_(2.0**-32).clamp_(2.0**-33, 1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
 
-    keys = [row_keys(seed, position) for seed, position in zip(seeds.tolist(), positions.tolist(), strict=True)]
-    return gumbel(keys, vocab, seeds.device)
+
+def _signed(value: int, bits: int = 64) -> int:
+    """The same bits as torch's signed integers hold them."""
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def _finish(value: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finaliser on int64; shifts are logical."""
+    value = (value ^ _shifted(value, 30, 64)) * _signed(0xBF58476D1CE4E5B9)
+    value = (value ^ _shifted(value, 27, 64)) * _signed(0x94D049BB133111EB)
+    return value ^ _shifted(value, 31, 64)
+
+
+def _mix(bits: torch.Tensor) -> torch.Tensor:
+    """lowbias32 on int32; shifts are logical."""
+    bits = (bits ^ _shifted(bits, 16, 32)) * 0x7FEB352D
+    bits = (bits ^ _shifted(bits, 15, 32)) * _signed(0x846CA68B, 32)
+    return bits ^ _shifted(bits, 16, 32)
+
+
+def _shifted(value: torch.Tensor, by: int, bits: int) -> torch.Tensor:
+    return (value >> by) & ((1 << (bits - by)) - 1)

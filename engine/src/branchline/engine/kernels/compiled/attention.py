@@ -119,7 +119,9 @@ def decode_part(
     real = (line < GROUP)[:, None] & (inside < width)[None, :]
     query_head_of = head * GROUP + line
     query = tl.load(
-        queries + row.to(tl.int64) * query_row + query_head_of[:, None] * query_head + inside[None, :], mask=real, other=0.0
+        queries + row.to(tl.int64) * query_row + query_head_of[:, None] * query_head + inside[None, :],
+        mask=real,
+        other=0.0,
     )
     if WIDE:
         query = query.to(tl.float32)
@@ -270,7 +272,15 @@ def decode_attention(
     )  # fmt: skip
     if not one_part:
         decode_join[(rows, heads)](
-            workspace, context_lens, out, pages.value_scale, most, heads, width, **shared, num_warps=1,
+            workspace,
+            context_lens,
+            out,
+            pages.value_scale,
+            most,
+            heads,
+            width,
+            **shared,
+            num_warps=1,
             enable_fp_fusion=not invariant,
         )
     return out

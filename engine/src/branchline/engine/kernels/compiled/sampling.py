@@ -74,7 +74,9 @@ def _read(logits, mask, ids, vocab, words, MASKED: tl.constexpr):
 @triton.jit
 def _scaled(logits, mask, ids, vocab, words, best, temperature, MASKED: tl.constexpr):
     """Distances to the best in units of the temperature: at most 0."""
-    return tl.div_rn(_read(logits, mask, ids, vocab, words, MASKED) - best, temperature + tl.zeros_like(ids).to(tl.float32))
+    return tl.div_rn(
+        _read(logits, mask, ids, vocab, words, MASKED) - best, temperature + tl.zeros_like(ids).to(tl.float32)
+    )
 
 
 @triton.jit
@@ -163,8 +165,8 @@ def _filter(
 def choose_row(
     logits, raw, mask, temperatures, top_k, top_p, min_p, seeds, positions, tokens, logprobs, statuses,
     vocab, words, logits_row, raw_row, mask_row,
-    BLOCK: tl.constexpr, SEARCH: tl.constexpr, MASKED: tl.constexpr, OK: tl.constexpr, UNUSABLE: tl.constexpr,
-    NOTHING_LEFT: tl.constexpr,
+    BLOCK: tl.constexpr, SEARCH: tl.constexpr, MASKED: tl.constexpr, STRICT: tl.constexpr, OK: tl.constexpr,
+    UNUSABLE: tl.constexpr, NOTHING_LEFT: tl.constexpr,
 ):  # fmt: skip
     """(row): its token, that token's logprob and its status."""
     row = tl.program_id(0).to(tl.int64)
@@ -177,7 +179,11 @@ def choose_row(
     for start in range(0, vocab, BLOCK):
         ids = start + lane
         given = tl.load(raw + ids, mask=ids < vocab, other=-3.0e38)
-        bad = bad | (1 - (tl.abs(given) < float("inf")).to(tl.int32))
+        if STRICT:
+            finite = tl.abs(given) < float("inf")
+        else:
+            finite = given < float("inf")
+        bad = bad | (1 - finite.to(tl.int32))
         higher = tl.maximum(top, given)
         total = total * tl.exp(top - higher) + tl.where(ids < vocab, tl.exp(given - higher), 0.0)
         top = higher
@@ -221,7 +227,7 @@ def choose_row(
 
 
 def sample(
-    logits: torch.Tensor, rules: Rules, raw: torch.Tensor, *, most: int = BLOCK
+    logits: torch.Tensor, rules: Rules, raw: torch.Tensor, strict: bool, *, most: int = BLOCK
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Token ids, logprobs and statuses [R]; arguments are checked. `most` bounds the block, for tests."""
     rows, vocab = logits.shape
@@ -238,7 +244,7 @@ def sample(
         logits, raw, beside, rules.temperatures, rules.top_k, rules.top_p, rules.min_p, rules.seeds, rules.positions,
         tokens, logprobs, statuses, vocab, 0 if mask is None else mask.shape[1], logits.stride(0), raw.stride(0),
         0 if mask is None else mask.stride(0),
-        BLOCK=size, SEARCH=min(size, SEARCH_BLOCK), MASKED=mask is not None, OK=OK, UNUSABLE=UNUSABLE,
+        BLOCK=size, SEARCH=min(size, SEARCH_BLOCK), MASKED=mask is not None, STRICT=strict, OK=OK, UNUSABLE=UNUSABLE,
         NOTHING_LEFT=NOTHING_LEFT, num_warps=16 if size >= 2048 else 4, enable_fp_fusion=False,
     )  # fmt: skip
     return tokens, logprobs, statuses
