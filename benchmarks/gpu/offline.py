@@ -57,11 +57,10 @@ def compiled_only(capability: int = 90) -> Iterator[list[tuple[str, int]]]:
         JITFunction.run = run
 
 
-def launches() -> None:
-    """Every kernel in the forms that an 8B-shaped model on a GPU uses."""
+def launches(brief: bool) -> None:
+    """Every kernel in the forms that an 8B-shaped model on a GPU uses; `brief`: in one form each, two of attention."""
     import numpy as np
     import torch
-
     from branchline.engine.kernels import attention, linear, rope, sampling
     from branchline.engine.kernels.compiled import attention as on_pages
     from branchline.engine.kernels.compiled import linear as products
@@ -75,7 +74,7 @@ def launches() -> None:
     queries = torch.zeros(rows, heads, width, dtype=half)
     table, lengths = torch.zeros(rows, 256, dtype=torch.int32), torch.ones(rows, dtype=torch.int32)
     starts = torch.arange(rows + 1, dtype=torch.int32)
-    for kind in (half, torch.float8_e4m3fn):
+    for kind in (half,) if brief else (half, torch.float8_e4m3fn):
         pool = torch.zeros(64, kv_heads, width, dtype=half).to(kind)
         held = attention.checked(queries, pool, pool, table, 16, None, None, 1.0, 1.0)
         for invariant in (False, True):
@@ -87,34 +86,46 @@ def launches() -> None:
         table_row = torch.zeros(16, width, dtype=half)
         projected = torch.zeros(rows, (heads + 2 * kv_heads) * width, dtype=half)
         positions = torch.zeros(rows, dtype=torch.int64)
-        for heads_norm in (None, rope.HeadNorms(table_row[0], table_row[0], 1e-6)):
+        for heads_norm in (None,) if brief else (None, rope.HeadNorms(table_row[0], table_row[0], 1e-6)):
             turns.rope_write(projected, table_row, table_row, positions, target, heads_norm, torch.empty_like(queries))
     hidden, weight = torch.zeros(rows, 4096, dtype=half), torch.zeros(1024, 4096, dtype=half)
-    for residual in (None, hidden):
+    for residual in (hidden,) if brief else (None, hidden):
         norms.rms_norm(hidden, residual, weight[0], 1e-5, torch.empty_like(hidden))
     out = torch.zeros(rows, 1024, dtype=half)
     eight, scales = linear.quantize_e4m3(weight)
-    for spread in (False, True):
-        products.multiply(hidden, weight, None, None, out, invariant=True, spread=spread)
-    products.multiply(hidden, weight, None, out[0], out, invariant=True, spread=False)
-    products.multiply(hidden, eight, scales, None, out, invariant=True)
-    for count in (rows, 64, 256):
-        wide = hidden[:1].expand(count, -1).contiguous()
-        products.multiply(wide, eight, scales, None, torch.zeros(count, 1024, dtype=half), invariant=False)
+    products.multiply(hidden, eight, scales, None, out, invariant=False, spread=True)
+    if not brief:
+        more_products(hidden, weight, eight, scales, out)
     logits, zeros = torch.zeros(rows, 128256), torch.zeros(rows, dtype=torch.int64)
-    for mask in (None, torch.zeros(rows, 4008, dtype=torch.int32)):
+    full = torch.zeros(rows, 4008, dtype=torch.int32)
+    for mask in (full,) if brief else (None, full):
         floats = torch.ones(rows)
         rules = sampling.Rules(floats, lengths, floats, floats, zeros, zeros, mask)
         draws.sample(logits, rules, logits, strict=True)
     tier = torch.zeros(2, 3, 2, 16, kv_heads, width, dtype=half)
-    for store in (False, True):
+    for store in (True,) if brief else (False, True):
         pages.copy_pages(torch.zeros(3, 2, 64, kv_heads, width, dtype=half), tier, zeros, zeros, 16, store)
 
 
-def compile_all() -> list[tuple[str, int]]:
+def more_products(hidden: Any, weight: Any, eight: Any, scales: Any, out: Any) -> None:
+    """The other forms of a product."""
+    import torch
+    from branchline.engine.kernels.compiled.linear import multiply
+
+    for spread in (False, True):
+        multiply(hidden, weight, None, None, out, invariant=True, spread=spread)
+    multiply(hidden, weight, None, out[0], out, invariant=True, spread=False)
+    multiply(hidden, eight, scales, None, out, invariant=True)
+    for count in (64, 256):
+        wide = hidden[:1].expand(count, -1).contiguous()
+        answer = torch.zeros(count, out.shape[1], dtype=out.dtype)
+        multiply(wide, eight, scales, None, answer, invariant=False)
+
+
+def compile_all(*, brief: bool = False) -> list[tuple[str, int]]:
     """(kernel, shared bytes) of every launch, compiled for sm_90. Raises what the compiler raises."""
     with compiled_only() as found:
-        launches()
+        launches(brief)
     return found
 
 

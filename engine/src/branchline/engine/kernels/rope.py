@@ -1,4 +1,4 @@
-"""From a fused projection to turned queries and to keys and values in their pages: the oracle, and the choice of a form.
+"""From a fused projection to turned queries and to keys and values in pages: the oracle, and the choice of a form.
 
 See `branchline.engine.kernels` for shapes. Called once a layer, before attention.
 """
@@ -90,7 +90,7 @@ def rope_write_reference(
     """The oracle; heads turn in float32 and are rounded once."""
     kv_heads, width = target.keys.shape[1:]
     parts = projected.view(projected.shape[0], -1, width)
-    query, key, value = parts.split((heads, kv_heads, kv_heads), dim=1)
+    query, key, value = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
     if norms is not None:
         query = rms_norm_reference(query, norms.query, norms.eps)
         key = rms_norm_reference(key, norms.key, norms.eps)

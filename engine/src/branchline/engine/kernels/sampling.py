@@ -43,9 +43,9 @@ def sample(
     """Token ids int64 [R], their logprobs float32 [R] and statuses int32 [R].
 
     `logits` float32 [R, vocab]: what is chosen from; penalties, bias and bans (as -inf) are in it already. `raw`: the
-    model's own; they give the logprobs and decide UNUSABLE: any that is not finite. Without them it is `logits` that do,
-    and -inf counts as a ban. Bit `id % 32` of word `id // 32` of
-    `mask` int32 [R, words] allows an id; ids beyond its words are forbidden. top_k below 1 and top_p of 1 keep all.
+    model's own; they give the logprobs and decide UNUSABLE: any that is not finite. Without them `logits` do, and -inf
+    counts as a ban. Bit `id % 32` of word `id // 32` of `mask` int32 [R, words] allows an id; ids beyond its words are
+    forbidden. top_k below 1 and top_p of 1 keep all.
     """
     checks.shaped("logits", logits, None, None)
     rows = logits.shape[0]

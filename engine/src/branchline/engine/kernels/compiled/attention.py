@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from branchline.engine.kernels.attention import INVARIANT_ROWS, PREFILL_ROWS, Pages, padded_group, tile_tokens
+from branchline.engine.kernels.attention import INVARIANT_ROWS, Pages, padded_group, tile_tokens
 from branchline.engine.kernels.compiled.launch import block, is_wide, lanes
 
 LOG2_E = 1.4426950408889634
@@ -135,7 +135,8 @@ def decode_part(
         sums = tl.zeros([ROWS, WIDTH], tl.float32)
         best, total, sums = _span(
             query, best, total, sums, tl.maximum(part * SPLIT, lowest), tl.minimum((part + 1) * SPLIT, context), own,
-            context - 1, keys + head * key_head, values + head * value_head, table + row.to(tl.int64) * table_row, scale,
+            context - 1, keys + head * key_head, values + head * value_head, table + row.to(tl.int64) * table_row,
+            scale,
             key_slot, value_slot, width, WIDTH, PAGE, WINDOW, KEYS, WIDE,
         )  # fmt: skip
         if ONE_PART:

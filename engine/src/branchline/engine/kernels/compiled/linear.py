@@ -106,7 +106,7 @@ def product_join(
 
 
 def part_of(columns: int, inner: int) -> int:
-    """Length of a part: as many parts as give idle processors work where rows are few, from the weight's shape alone."""
+    """Length of a part: enough parts to occupy a GPU where rows are few, from the weight's shape alone."""
     tiles = -(-columns // INVARIANT.columns)
     count = max(1, min(WANTED_PROGRAMS // tiles, inner // LEAST_PART))
     size = -(-inner // count)

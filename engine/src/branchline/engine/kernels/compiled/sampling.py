@@ -36,7 +36,7 @@ def _mix(bits):
 
 @triton.jit
 def _gumbel(ids, first, second):
-    """Standard Gumbel noise of these ids. log1p(-v) is log(w) v / (1 - w) with w = 1 - v rounded: exact to a few ulp."""
+    """Standard Gumbel noise of these ids. log1p(-v) is log(w) v / (1 - w) with w = 1 - v rounded, to a few ulp."""
     bits = _mix(_mix(ids.to(tl.uint32) ^ first) + second)
     uniform = (bits.to(tl.int32, bitcast=True).to(tl.float32) + 2147483648.5) * 2.3283064365386963e-10
     uniform = tl.minimum(tl.maximum(uniform, 1.1641532182693481e-10), 0.9999999403953552)
@@ -184,6 +184,7 @@ def choose_row(
         else:
             finite = given < float("inf")
         bad = bad | (1 - finite.to(tl.int32))
+        given = tl.where(finite, given, -3.0e38)
         higher = tl.maximum(top, given)
         total = total * tl.exp(top - higher) + tl.where(ids < vocab, tl.exp(given - higher), 0.0)
         top = higher
