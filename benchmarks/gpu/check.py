@@ -86,7 +86,7 @@ def sections(report: Report, machine: whole.Machine) -> list[tuple[str, float, C
         made.append((name, seconds, lambda: call(report, *given)))
 
     for check in oracles.CHECKS:
-        add(f"kernels: {(check.__doc__ or '').splitlines()[0]}", 25, check, place)
+        add(f"kernels: {(check.__doc__ or '').splitlines()[0]}", 40, check, place)
     add("generation beside the CPU", 45, whole.generation, machine)
     add("decode", 80, whole.decode, machine)
     add("prefill", 25, whole.prefill, machine)

@@ -104,7 +104,8 @@ def attention_checks(report: Any, place: Place) -> None:
     new = [40, 1, 33] if place.dry else [400, 1, 333, 2]
     forms = [(8, 2, 16, False, None), (6, 2, 1, False, None), (4, 4, 64, True, None), (8, 1, 32, False, 37)]
     for dtype in place.dtypes:
-        for heads, kv_heads, page, e4m3, window in forms:
+        # float32 tiles take the compiler long, and no model is served in it.
+        for heads, kv_heads, page, e4m3, window in forms if place.dry or dtype != "float32" else forms[:1]:
             paged = Paged(place, contexts, heads, kv_heads, width, page, dtype, e4m3=e4m3, window=window)
             queries = paged.queries(len(contexts))
             expected = decode_attention_reference(queries, paged.pages(queries), paged.lengths)

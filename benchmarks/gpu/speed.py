@@ -67,15 +67,22 @@ def flashinfer(report: Any, machine: Machine) -> None:
     """The same attention by flashinfer's wrappers, and how far its numbers are from ours."""
     try:
         import flashinfer as library
-    except ImportError as error:
-        report.absent("flashinfer", str(error))
+    except Exception as error:  # what it does while it is imported is its own, and no fault of ours
+        report.absent("flashinfer", f"{type(error).__name__}: {error}"[:200])
         return
+    if machine.dry:
+        report.absent("flashinfer", "it needs a GPU")
+        return
+    try:
+        _flashinfer(report, machine, library)
+    except Exception as error:  # it may have to compile, and lack the means
+        report.absent("rest of flashinfer", f"{type(error).__name__}: {error}"[:200])
+
+
+def _flashinfer(report: Any, machine: Machine, library: Any) -> None:
     import torch
     from branchline.engine.kernels.attention import split_size
 
-    if machine.dry or not machine.device.startswith("cuda"):
-        report.absent("flashinfer", "it needs a GPU")
-        return
     workspace = torch.zeros(256 << 20, dtype=torch.uint8, device=machine.device)
     rows, (prompts, tokens) = attention_shapes(machine)
     for count, context in rows:

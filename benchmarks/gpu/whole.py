@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,11 @@ class Machine:
     def dtype(self) -> str:
         """Of the large models."""
         return "float32" if self.dry else "bfloat16"
+
+    def kv_bytes(self, tokens: int) -> float:
+        """Of this many tokens of the model that is timed, in bfloat16."""
+        spec = shapes()[self.model]
+        return 4.0 * spec.layers * spec.kv_heads * spec.head_dim * tokens
 
     @property
     def model(self) -> str:
@@ -102,6 +108,16 @@ class Bench:
         self.executor.decoder.pool.view(-1)[:].zero_()
         settle(machine.device)
 
+    def close(self) -> None:
+        """Give weights, pool and graphs back, so that the next one has room."""
+        self.executor.close()
+        del self.executor
+        gc.collect()
+        if self.machine.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.empty_cache()
+
     def lines(self, size: int) -> list[list[int]]:
         """Pages of `size` sequences."""
         return [list(range(line * self.pages_a_line, (line + 1) * self.pages_a_line)) for line in range(size)]
@@ -140,6 +156,10 @@ def decode(report: Any, machine: Machine) -> None:
     sizes = (1, 2) if machine.dry else (1, 8, 64, 256)
     context = 64 if machine.dry else 1024
     width = 4 if machine.dry else 2
+    for size in sizes:
+        if not machine.dry and machine.kv_bytes(size * (context + 256)) > machine.free_bytes / 2:
+            report.absent(f"decode {machine.model} batch {size}", "keys and values would take over half of the memory")
+            sizes = tuple(one for one in sizes if one < size)
     graphs = {"graph_rows": max(sizes), "context_length": context + 256} if executor_kind() == "torch-cuda" else {}
     forms = [("graphs", graphs), ("no graphs", {})] if graphs else [("no graphs", {})]
     busy: dict[int, float] = {}
@@ -156,8 +176,7 @@ def decode(report: Any, machine: Machine) -> None:
             )  # fmt: skip
             report.figure(f"forward pass on the device, batch {size}, {name}", bench.busy_ms(size), "ms")
         memory(report, machine, f"decode, {name}")
-        bench.executor.close()
-        del bench
+        bench.close()
 
 
 def modes(report: Any, machine: Machine) -> None:
@@ -183,8 +202,7 @@ def modes(report: Any, machine: Machine) -> None:
             report.figure(f"decode {machine.model} batch {size}, {name}", 1e3 * size / wall, "tok/s", ms=round(wall, 3))
         if name == "deterministic":
             prompt(report, machine, bench, "deterministic ")
-        bench.executor.close()
-        del bench
+        bench.close()
 
 
 def prompt(report: Any, machine: Machine, bench: Bench, name: str = "") -> None:
@@ -208,7 +226,7 @@ def prefill(report: Any, machine: Machine) -> None:
     bench = Bench(machine, (8,), 64 if machine.dry else 1024)
     prompt(report, machine, bench)
     memory(report, machine, "prefill")
-    bench.executor.close()
+    bench.close()
 
 
 def memory(report: Any, machine: Machine, name: str) -> None:
