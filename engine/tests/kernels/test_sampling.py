@@ -53,7 +53,7 @@ CASES = {
 def test_choices_equal_the_oracles(interpreted: Any, name: str) -> None:
     options, ties = CASES[name]
     given, asked = logits(6, ties=ties), rules(6, **options)
-    found = interpreted.sampling.sample(given, asked, given, True, most=512)
+    found = interpreted.sampling.sample(given, asked, given, True, most=256 if name in ("plain", "all") else 4096)
     expected = sampling.sample_reference(given, asked, given, True)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
