@@ -15,6 +15,7 @@ mod guard;
 #[cfg(feature = "wasm")]
 #[path = "../../crates/plugins/tests/kit/guests.rs"]
 mod guests;
+mod halves;
 mod headers;
 mod health;
 mod kept;

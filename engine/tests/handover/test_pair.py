@@ -276,6 +276,20 @@ async def test_a_pull_that_is_cut_frees_the_room_at_once() -> None:
         await until(lambda: prefill.handovers.counters.rooms == 0)
 
 
+async def test_a_prompt_that_is_called_off_after_it_was_computed_frees_its_room_at_once() -> None:
+    async with pair() as (prefill, decode):
+        for number in (8, 9):
+            await answer(prefill, half_of_prefill(number, f"p{number}"))
+        assert prefill.handovers.counters.rooms == 2 and prefill.loop.stats().pages_protected == WHOLE
+        assert (await prefill.stub.Abort(pb.AbortRequest(request_id="p8"))).aborted == 0
+        await until(lambda: prefill.handovers.counters.rooms == 1)
+        assert tokens(await answer(decode, half_of_decode(prefill, 9))) == expected(PROMPT, 8), "the other one stays"
+        await answer(prefill, half_of_prefill(8))
+        await prefill.stub.Abort(pb.AbortRequest(abort_all=True))
+        await until(lambda: prefill.handovers.counters.rooms == 0)
+        assert prefill.handovers.counters.expired_rooms == 0
+
+
 async def test_a_storm_of_pairs_with_aborts_leaves_right_answers_and_no_page_behind() -> None:
     """Forty requests over three prefixes, a third of them aborted at a random moment."""
     random = Random(5)

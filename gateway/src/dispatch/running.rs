@@ -24,7 +24,7 @@ use super::piece::nonsense;
 use super::{Job, JobLease, Piece};
 use crate::app::App;
 use emitted::Emitted;
-use half::Fault;
+use half::{Fault, Half};
 use leg::{Chosen, Leg};
 
 /// Which leg something came of, and what.
@@ -180,8 +180,9 @@ impl Running {
     fn accept(&mut self, at: usize, piece: &mut Piece) {
         if !std::mem::replace(&mut self.begun, true) {
             // The first piece wins the race.
-            let winner = self.legs.swap_remove(at);
+            let mut winner = self.legs.swap_remove(at);
             self.job.live.only_at(&winner.worker);
+            winner.half = winner.half.and_then(Half::unless_spent);
             self.legs = vec![winner];
             self.watch = None;
         }
@@ -356,12 +357,14 @@ impl Running {
                 match half.poll(cx) {
                     Poll::Ready(Ok(())) => {
                         leg.stream.waits_no_longer();
-                        if !self.begun && at + 1 == self.legs.len() {
+                        if self.begun {
+                            leg.half = leg.half.take().and_then(Half::unless_spent);
+                        } else if at + 1 == self.legs.len() {
                             self.arm();
                         }
                     }
                     // Once output comes, the prompt was there.
-                    Poll::Ready(Err(_)) if self.begun => half.done = true,
+                    Poll::Ready(Err(_)) if self.begun => leg.half = None,
                     Poll::Ready(Err(error)) => return Poll::Ready((at, Err((Fault::Prefill, error)))),
                     Poll::Pending => {}
                 }

@@ -26,7 +26,7 @@ from branchline.engine.handover import Handovers
 from branchline.engine.loop_faults import Stall, audit, describe, isolate, tell, unblock
 from branchline.engine.loop_grammar import Entrance, leave
 from branchline.engine.loop_handover import Doorway
-from branchline.engine.loop_parts import Inbox, Watch, Watcher, idle_limit, let_go
+from branchline.engine.loop_parts import Inbox, Watch, Watcher, call_off, idle_limit, let_go
 from branchline.engine.scheduler import Group, Scheduler, SchedulerOptions, Sink
 from branchline.engine.scheduler.batch import Step
 from branchline.engine.scheduler.intake import Intake
@@ -143,6 +143,7 @@ class EngineLoop:
 
     def abort(self, request_id: str, message: str = "aborted by its owner") -> int:
         """End a request by its exact id, within one step; 1 if it was alive and not yet being aborted."""
+        call_off(self.post, self.handovers, request_id)
         with self._condition:
             if request_id not in self._live or request_id in self._inbox.aborts:
                 return 0
@@ -153,6 +154,7 @@ class EngineLoop:
 
     def abort_all(self, message: str = "aborted with all others") -> int:
         """End every request; how many were alive."""
+        call_off(self.post, self.handovers, None)
         return self._abort_where(lambda group: True, message)
 
     def abort_sink(self, sink: Sink, message: str = "its stream ended") -> int:

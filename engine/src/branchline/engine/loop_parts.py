@@ -59,6 +59,13 @@ def let_go(scheduler: Scheduler, handovers: Handovers | None, now: float) -> Non
             handovers.ended(group.request, now)
 
 
+def call_off(post: Callable[[Callable[[], None]], None], handovers: Handovers | None, request_id: str | None) -> None:
+    """Free rooms of prompts that are computed and that nobody will come for: a request's, or all if it is None."""
+    if handovers is not None:
+        rooms = handovers.rooms
+        post(lambda: rooms.call_off(request_id))
+
+
 class Watcher:
     """Calls a watch; its faults cost no request, but end the watching."""
 

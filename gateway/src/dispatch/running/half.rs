@@ -3,15 +3,20 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use branchline_core::{Error, ErrorCode, Result};
 use branchline_worker::{DeltaStream, Watch, Worker, proto};
 use futures_util::Stream as _;
+use tokio_util::task::TaskTracker;
 
 use crate::dispatch::Room;
 
 /// The field that engines name when a hand-over failed and not the request.
 const FIELD: &str = "disaggregation";
+
+/// Longest wait for a worker that is told that nobody comes for a prompt.
+const CALL_OFF: Duration = Duration::from_secs(5);
 
 /// Which part of a split leg was at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +39,8 @@ impl Fault {
     }
 }
 
-/// The prompt's computation. Dropping it cancels it and frees the room.
+/// The prompt's computation. Dropping it calls it off and frees the room, also at a worker that has computed it already:
+/// its pages would wait for whoever continues it until their time is over.
 pub(super) struct Half {
     pub(super) worker: Arc<Worker>,
     /// What its worker calls it.
@@ -42,12 +48,27 @@ pub(super) struct Half {
     stream: DeltaStream,
     /// Whether the prompt is computed.
     pub(super) done: bool,
+    /// Whether output has come of it, so that nothing waits for it any more.
+    is_used: bool,
+    tracker: TaskTracker,
     _room: Room,
 }
 
 impl Half {
-    pub(super) fn new(worker: Arc<Worker>, id: String, stream: DeltaStream, room: Room) -> Self {
-        Self { worker, id, stream, done: false, _room: room }
+    pub(super) fn new(
+        worker: Arc<Worker>,
+        id: String,
+        stream: DeltaStream,
+        room: Room,
+        tracker: TaskTracker,
+    ) -> Self {
+        Self { worker, id, stream, done: false, is_used: false, tracker, _room: room }
+    }
+
+    /// Output has come: what is left of it. None if it has done its part; else it goes on until the output ends.
+    pub(super) fn unless_spent(mut self) -> Option<Self> {
+        self.is_used = self.done;
+        (!self.is_used).then_some(self)
     }
 
     /// What to ask about its worker while it computes.
@@ -79,5 +100,20 @@ impl Half {
             }
         }
         Poll::Pending
+    }
+}
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        // Its stream has told a worker that still computes; by the id one hears of it that has just ended.
+        if !self.is_used && tokio::runtime::Handle::try_current().is_ok() {
+            let (worker, id) = (Arc::clone(&self.worker), std::mem::take(&mut self.id));
+            self.tracker.spawn(async move {
+                let told = tokio::time::timeout(CALL_OFF, worker.abort(&id)).await;
+                if !matches!(told, Ok(Ok(_))) {
+                    tracing::debug!(worker = %worker.url, id, "a room is left to its time");
+                }
+            });
+        }
     }
 }

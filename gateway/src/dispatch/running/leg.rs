@@ -143,7 +143,8 @@ impl Leg {
         let prompt = Self::send(app, job, prefill, first, arrived, None)?;
         let mut leg = Self::send(app, job, decode, request, arrived, None)
             .inspect_err(|_| job.live.left(&prompt.worker, &prompt.id))?;
-        leg.half = Some(Half::new(prompt.worker, prompt.id, prompt.stream, room));
+        let tracker = app.tracker.clone();
+        leg.half = Some(Half::new(prompt.worker, prompt.id, prompt.stream, room, tracker));
         Ok(leg)
     }
 

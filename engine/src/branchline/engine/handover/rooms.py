@@ -120,6 +120,12 @@ class RoomBook:
         elif room.pull is None:
             room.expires_s = now + self._timeout_s
 
+    def call_off(self, request_id: str | None) -> None:
+        """Nobody will come for a request's pages; None for all. What is being pulled already goes on. Idempotent."""
+        for room in list(self._rooms.values()):
+            if room.pull is None and request_id in (None, room.request_id):
+                self._close(room)
+
     # ---- the worker that pulls ------------------------------------------------------------------
 
     def open(self, ask: PullAsk, sender: Sender, now: float) -> None:
