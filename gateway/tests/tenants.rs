@@ -118,6 +118,49 @@ async fn engines_tokens_are_counted_exactly() {
 }
 
 #[tokio::test]
+async fn a_model_has_limits_of_its_own_whatever_it_is_called_and_whoever_serves_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rule = |id: &str, model: &str, limit: &str| {
+        format!(
+            "[[default.model_rules]]\nrule_id = \"{id}\"\nmatcher = {{ type = \"exact\", value = \"{model}\" }}\n{limit}\n"
+        )
+    };
+    let text = "[default]\nrequests_per_minute = 5\n".to_owned()
+        + &rule("ours", "fake", "requests_per_minute = 1")
+        + &rule("theirs", "m", "tokens_per_minute = 40");
+    let tenants = file(&folder, &text);
+    let engine = FakeEngine::start(EngineSetup::default()).await.expect("a free port");
+    say(&engine, "ab", 1, FinishReason::Length);
+    let counted = |_: &Seen| vec![Step::Send(response(200, &[], br#"{"usage":{"total_tokens":90}}"#))];
+    let worker = ScriptedWorker::start(counted).await.expect("a free port");
+    let given = [("tenant_file", tenants.as_str()), ("model_alias", "other=fake")];
+    let gateway = Gateway::start(&given, &[engine.url()]).await;
+    let spec = serde_json::json!({"url": worker.url(), "models": ["m"]});
+    let spec = serde_json::from_value::<branchline_worker::WorkerSpec>(spec).expect("a specification");
+    gateway.app.workers.add(&gateway.app.fleet, spec).expect("a good worker");
+    gateway.app.fleet.wait_until(|fleet| fleet.workers().iter().all(|worker| worker.is_ready())).await;
+    let ask = async |model: &str| {
+        let body = format!(r#"{{"model":"{model}","prompt":[1,2,3],"max_tokens":2}}"#);
+        gateway.post("/v1/completions", &body).await
+    };
+    assert_eq!(ask("fake").await.status, 200);
+    let refused = ask("other").await;
+    let told = refused.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+    assert!(
+        refused.status == 429 && told.contains("1 requests a minute are allowed for model 'fake'"),
+        "{told}"
+    );
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!((ask("m").await.status, ask("m").await.status), (200, 429), "90 tokens of 40 were used");
+    // What a rule refused costs the tenant itself nothing: two of five are used.
+    for _ in 0..4 {
+        assert_eq!(ask("other").await.json()["error"]["message"].as_str(), Some(told.as_str()));
+    }
+    let page = gateway.get("/metrics").await.text();
+    assert!(page.contains("branchline_router_admission_refused_total{reason=\"model\"} 6\n"), "{page}");
+}
+
+#[tokio::test]
 async fn texts_to_embed_are_charged_as_well() {
     let folder = tempfile::tempdir().expect("a folder");
     let tenants = file(&folder, "[default]\ntokens_per_minute = 40\n");

@@ -150,7 +150,7 @@ table! {
     requests: Counters(Counter, Counter::default) = "branchline_router_requests" ["route", "status"];
     #[doc = " Requests being served, from their head to the last byte of the answer."]
     in_flight: Gauges(Gauge, Gauge::default) = "branchline_router_requests_in_flight" [];
-    #[doc = " Requests that were not let in: their tenant's allowance is used up, the queue was full or too slow, their deadline is too near, the bodies of others fill the memory."]
+    #[doc = " Requests that were not let in: their tenant's allowance, or that of their model, is used up, the queue was full or too slow, their deadline is too near, the bodies of others fill the memory."]
     admission_refused: Counters(Counter, Counter::default) = "branchline_router_admission_refused" ["reason"];
     #[doc = " Requests that wait for a place."]
     admission_waiting: Gauges(Gauge, Gauge::default) = "branchline_router_admission_waiting" [];

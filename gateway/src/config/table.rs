@@ -190,7 +190,7 @@ table! {
     queue_size: usize = "100", since "0.1.0";
     #[doc = " Longest wait for a place; then 429."]
     queue_timeout: Duration = "60s", since "0.1.0";
-    #[doc = " File of tenants (TOML or JSON): weights, requests and tokens a minute, most urgent class, and the default of all others; see docs/security.md."]
+    #[doc = " File of tenants (TOML or JSON): weights, requests and tokens a minute, also by model, most urgent class, and the default of all others; see docs/security.md."]
     tenant_file: Option<PathBuf> = "", since "0.1.0";
     #[doc = " Header that names a request's tenant instead of its key; only where a proxy before the router sets it."]
     tenant_header: Option<String> = "", since "0.1.0";

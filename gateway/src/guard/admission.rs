@@ -4,8 +4,8 @@
 //! Whoever leaves the queue, by its time, its deadline or with its client, frees his place in it. Refusals say when to
 //! come back, by the pace at which places have become free.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -51,6 +51,10 @@ pub struct Permit {
     _held: Option<Arc<Held>>,
     /// Whose it is and the tokens it was let in with.
     charged: Option<(Arc<Tenant>, f64)>,
+    /// The rule of its model that it was charged by as well.
+    rule: OnceLock<Arc<str>>,
+    /// Nothing is done for it: a rule refused it.
+    is_void: AtomicBool,
     /// Tokens that engines counted since.
     tokens: AtomicU64,
     /// What the answer says of them, where no engine of ours counted.
@@ -124,6 +128,8 @@ impl Admission {
             admission: Arc::clone(self),
             _held: None,
             charged: tenant.clone().map(|tenant| (tenant, cost)),
+            rule: OnceLock::new(),
+            is_void: AtomicBool::new(false),
             tokens: AtomicU64::new(0),
             told: AtomicU64::new(0),
             is_guess: AtomicBool::new(true),
@@ -246,6 +252,33 @@ impl Permit {
         self.tokens.fetch_add(tokens.into(), Ordering::Relaxed);
     }
 
+    /// Its model is known, or that it is one of these: takes it from what its tenant may use of the first that is limited.
+    /// Once a request.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` with the time to wait; the request then costs its tenant nothing.
+    pub fn name_model<'a>(&self, models: impl IntoIterator<Item = &'a str>) -> Result<()> {
+        let Some((tenant, cost)) = self.charged.as_ref().filter(|_| self.rule.get().is_none()) else {
+            return Ok(());
+        };
+        let now = Instant::now();
+        for model in models {
+            match tenant.take_model(model, *cost, now) {
+                Ok(None) => {}
+                Ok(Some(rule)) => {
+                    self.rule.get_or_init(|| rule);
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.is_void.store(true, Ordering::Relaxed);
+                    self.admission.count("model");
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Whether anybody wants to know what its answer says of tokens.
     pub(super) fn is_charged(&self) -> bool {
         self.charged.is_some()
@@ -269,7 +302,7 @@ impl Permit {
     /// Takes back what it was charged: nothing was done for it.
     fn void(mut self, error: Error) -> Error {
         if let Some((tenant, cost)) = self.charged.take() {
-            tenant.forgive(cost);
+            tenant.forgive(None, cost);
         }
         error
     }
@@ -277,22 +310,20 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        let Some((tenant, cost)) = self.charged.take() else { return };
+        let rule = self.rule.get().map(|rule| &**rule);
         // Who never had a place had nothing done.
-        if self.admission.queue.is_some()
-            && self.place.is_none()
-            && let Some((tenant, cost)) = self.charged.take()
-        {
-            tenant.forgive(cost);
+        if *self.is_void.get_mut() || (self.admission.queue.is_some() && self.place.is_none()) {
+            return tenant.forgive(rule, cost);
         }
-        if let Some((tenant, cost)) = self.charged.take() {
-            let (counted, told) = (*self.tokens.get_mut() as f64, *self.told.get_mut() as f64);
-            tenant.settle(match *self.is_guess.get_mut() {
-                _ if counted > 0.0 => counted - cost,
-                false => told - cost,
-                // The prompt was paid for.
-                true => told,
-            });
-        }
+        let (counted, told) = (*self.tokens.get_mut() as f64, *self.told.get_mut() as f64);
+        let more = match *self.is_guess.get_mut() {
+            _ if counted > 0.0 => counted - cost,
+            false => told - cost,
+            // The prompt was paid for.
+            true => told,
+        };
+        tenant.settle(rule, more);
     }
 }
 

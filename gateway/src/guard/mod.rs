@@ -3,6 +3,7 @@
 //! Knows nothing of APIs or workers. [`Gate`] stands before every route, so no handler can forget it.
 
 mod admission;
+mod allowance;
 mod body;
 mod exposure;
 mod flight;

@@ -1,6 +1,6 @@
 //! What tenants may do, as the operator's file says it. A tenant that it does not name has the default policy.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use branchline_core::{Error, Result};
 use serde::Deserialize;
 
+use super::allowance::Limits;
 use super::{KeyHash, hash_of};
 use crate::config::Secret;
 
@@ -43,8 +44,50 @@ impl Class {
     }
 }
 
+/// Which models a rule is for, by the names that workers have for them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize)]
+#[serde(tag = "type", content = "value", rename_all = "snake_case", deny_unknown_fields)]
+pub(super) enum Matcher {
+    /// The one of this name.
+    Exact(String),
+    /// All whose names begin so.
+    Prefix(String),
+}
+
+impl Matcher {
+    /// How closely it names a model; none if it does not. An exact name is closer than any beginning.
+    fn closeness(&self, model: &str) -> Option<usize> {
+        match self {
+            Self::Exact(name) => (name == model).then_some(usize::MAX),
+            Self::Prefix(start) => model.starts_with(start).then_some(start.len()),
+        }
+    }
+}
+
+/// What a tenant may use of some models together, beside what it may use at all.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ModelRule {
+    /// Names it over changes of the file.
+    #[serde(deserialize_with = "shared")]
+    pub rule_id: Arc<str>,
+    pub matcher: Matcher,
+    pub requests_per_minute: Option<f64>,
+    pub tokens_per_minute: Option<f64>,
+}
+
+fn shared<'de, D: serde::Deserializer<'de>>(source: D) -> std::result::Result<Arc<str>, D::Error> {
+    String::deserialize(source).map(Into::into)
+}
+
+impl ModelRule {
+    pub(super) fn limits(&self) -> Limits {
+        Limits { requests: self.requests_per_minute, tokens: self.tokens_per_minute }
+    }
+}
+
 /// What a tenant may do.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Policy {
     /// Its share where tenants compete, beside theirs.
@@ -55,11 +98,55 @@ pub(super) struct Policy {
     pub tokens_per_minute: Option<f64>,
     /// The most urgent class that it may ask for.
     pub priority: Class,
+    /// Limits of models, each its own.
+    pub model_rules: Vec<ModelRule>,
+}
+
+impl Policy {
+    /// Limits of all that it does.
+    pub(super) fn limits(&self) -> Limits {
+        Limits { requests: self.requests_per_minute, tokens: self.tokens_per_minute }
+    }
+
+    /// The rule for a model: the one that names it most closely.
+    pub(super) fn rule_of(&self, model: &str) -> Option<&ModelRule> {
+        let near = self.model_rules.iter().filter_map(|rule| Some((rule.matcher.closeness(model)?, rule)));
+        near.max_by_key(|(closeness, _)| *closeness).map(|(_, rule)| rule)
+    }
+
+    /// What is wrong with it.
+    fn fault(&self) -> Option<&'static str> {
+        let own = [Some(self.weight), self.requests_per_minute, self.tokens_per_minute];
+        let rules =
+            self.model_rules.iter().flat_map(|rule| [rule.requests_per_minute, rule.tokens_per_minute]);
+        if !own.into_iter().chain(rules).flatten().all(|limit| limit.is_finite() && limit > 0.0) {
+            return Some("weights and limits are above 0; leave a limit out for none");
+        }
+        let (mut names, mut matchers) = (HashSet::new(), HashSet::new());
+        for rule in &self.model_rules {
+            let (Matcher::Exact(value) | Matcher::Prefix(value)) = &rule.matcher;
+            if rule.rule_id.is_empty() || value.is_empty() {
+                return Some("a rule of model_rules has an empty rule_id or matcher.value; give both");
+            }
+            if !names.insert(&rule.rule_id) || !matchers.insert(&rule.matcher) {
+                return Some(
+                    "two rules of one model_rules have the same rule_id or matcher; keep one of the two",
+                );
+            }
+        }
+        None
+    }
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { weight: 1.0, requests_per_minute: None, tokens_per_minute: None, priority: Class::Interactive }
+        Self {
+            weight: 1.0,
+            requests_per_minute: None,
+            tokens_per_minute: None,
+            priority: Class::Interactive,
+            model_rules: Vec::new(),
+        }
     }
 }
 
@@ -99,19 +186,15 @@ impl Policies {
                 return Err(fault(&"a key stands there twice, once as its hash; keep one of the two"));
             }
         }
-        let positive = |limit: f64| limit.is_finite() && limit > 0.0;
-        for policy in named.values().chain([&file.default]) {
-            let limits = [Some(policy.weight), policy.requests_per_minute, policy.tokens_per_minute];
-            if !limits.into_iter().flatten().all(positive) {
-                return Err(fault(&"weights and limits are above 0; leave a limit out for none"));
-            }
+        if let Some(cause) = named.values().chain([&file.default]).find_map(Policy::fault) {
+            return Err(fault(&cause));
         }
         Ok(Self { default: file.default, named })
     }
 
     /// What a tenant may do.
     pub(super) fn of(&self, name: &str) -> Policy {
-        self.named.get(name).copied().unwrap_or(self.default)
+        self.named.get(name).unwrap_or(&self.default).clone()
     }
 }
 
@@ -162,6 +245,26 @@ mod tests {
     }
 
     #[test]
+    fn the_rule_that_names_a_model_most_closely_is_its_rule() {
+        let toml = "[[default.model_rules]]\nrule_id = \"all-a\"\nmatcher = { type = \"prefix\", value = \"a\" }\n\
+                    [[default.model_rules]]\nrule_id = \"one\"\nmatcher = { type = \"exact\", value = \"ab-long\" }\n\
+                    [[default.model_rules]]\nrule_id = \"ab\"\ntokens_per_minute = 9\nmatcher = { type = \"prefix\", value = \"ab\" }\n";
+        let json = r#"{"default":{"model_rules":[
+            {"rule_id":"all-a","matcher":{"type":"prefix","value":"a"}},
+            {"rule_id":"one","matcher":{"type":"exact","value":"ab-long"}},
+            {"rule_id":"ab","matcher":{"type":"prefix","value":"ab"},"tokens_per_minute":9}]}}"#;
+        for text in [toml, json] {
+            let policy = read(text).expect("good").of("anonymous");
+            let rule = |model| policy.rule_of(model).map(|rule| &*rule.rule_id);
+            assert_eq!(
+                ["ac", "ab", "ab-long", "ab-longer", "b", ""].map(rule),
+                [Some("all-a"), Some("ab"), Some("one"), Some("ab"), None, None]
+            );
+            assert_eq!(policy.rule_of("abc").and_then(|rule| rule.limits().tokens), Some(9.0));
+        }
+    }
+
+    #[test]
     fn a_bad_file_is_refused_and_its_keys_are_not_repeated() {
         for text in [
             "[default]\nweight = 0",
@@ -176,6 +279,14 @@ mod tests {
             "[tenants.\"auth:hunter2\"]\nweight = \"x\"",
             "[tenants.\"auth:one\"]\n[tenants.\"auth:sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed\"]\n",
             "[tenants.\"auth:hunter2\"]\n[tenants.\"auth:hunter2\"]\n",
+            "[[default.model_rules]]\nrule_id = \"a\"\nmatcher = { type = \"glob\", value = \"x\" }",
+            "[[default.model_rules]]\nmatcher = { type = \"exact\", value = \"x\" }",
+            "[[default.model_rules]]\nrule_id = \"a\"\nmatcher = { type = \"exact\", value = \"\" }",
+            "[[default.model_rules]]\nrule_id = \"a\"\ntokens_per_minute = 0\nmatcher = { type = \"exact\", value = \"x\" }",
+            "[[default.model_rules]]\nrule_id = \"a\"\nmatcher = { type = \"exact\", value = \"x\" }\n\
+             [[default.model_rules]]\nrule_id = \"b\"\nmatcher = { type = \"exact\", value = \"x\" }",
+            "[[default.model_rules]]\nrule_id = \"a\"\nmatcher = { type = \"exact\", value = \"x\" }\n\
+             [[default.model_rules]]\nrule_id = \"a\"\nmatcher = { type = \"prefix\", value = \"x\" }",
             "{\"default\": {\"requests_per_minute\": -1}}",
             "{\"default\": ",
         ] {

@@ -6,69 +6,27 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use branchline_core::{Error, ErrorCode, Result};
+use branchline_core::{Error, Result};
 use http::{HeaderMap, HeaderName};
 use parking_lot::Mutex;
 
 use super::KeyHash;
+use super::allowance::Allowance;
 use super::policies::{Class, Policies, Policy};
 
 /// Tenants remembered at once; those that have nothing under way and owe nothing are forgotten first.
 const MOST: usize = 16_384;
 /// Longest name that a header may give.
 const NAME_BYTES: usize = 256;
-const MINUTE: f64 = 60.0;
-/// Longest wait that anybody is told.
-const LONGEST: Duration = Duration::from_secs(3600);
-
-/// What is left of a minute's allowance; may be owed.
-#[derive(Debug, Clone, Copy)]
-struct Bucket {
-    level: f64,
-    /// Both what a minute brings and the most that is saved up.
-    a_minute: f64,
-    at: Instant,
-}
-
-impl Bucket {
-    fn new(a_minute: f64, now: Instant) -> Self {
-        Self { level: a_minute, a_minute, at: now }
-    }
-
-    fn fill(&mut self, now: Instant) {
-        let gained = now.saturating_duration_since(self.at).as_secs_f64() / MINUTE * self.a_minute;
-        self.give(gained);
-        self.at = now;
-    }
-
-    fn give(&mut self, amount: f64) {
-        self.level = (self.level + amount).min(self.a_minute);
-    }
-
-    /// How long until `amount` is there.
-    fn wait(&self, amount: f64) -> Option<Duration> {
-        let wait =
-            || Duration::try_from_secs_f64((amount - self.level) / self.a_minute * MINUTE).unwrap_or(LONGEST);
-        (self.level < amount).then(|| wait().min(LONGEST))
-    }
-}
-
-/// Another limit for a bucket: what was used of the old one is used of the new one.
-fn change(bucket: &mut Option<Bucket>, limit: Option<f64>, now: Instant) {
-    let used = bucket.as_mut().map_or(0.0, |bucket| {
-        bucket.fill(now);
-        bucket.a_minute - bucket.level
-    });
-    *bucket = limit.map(|limit| Bucket { level: limit - used, ..Bucket::new(limit, now) });
-}
 
 #[derive(Debug)]
 struct Used {
     policy: Policy,
-    requests: Option<Bucket>,
-    tokens: Option<Bucket>,
+    own: Allowance,
+    /// By the rules of its policy that a model of its requests fell under.
+    models: HashMap<Arc<str>, Allowance>,
     /// Virtual time up to which it has had its share.
     position: f64,
 }
@@ -82,10 +40,9 @@ pub(super) struct Tenant {
 
 impl Tenant {
     pub(super) fn new(name: &str, policy: Policy) -> Self {
-        let now = Instant::now();
-        let bucket = |limit: Option<f64>| limit.map(|limit| Bucket::new(limit, now));
-        let (requests, tokens) = (bucket(policy.requests_per_minute), bucket(policy.tokens_per_minute));
-        Self { name: name.into(), used: Mutex::new(Used { policy, requests, tokens, position: 0.0 }) }
+        let own = Allowance::new(policy.limits(), Instant::now());
+        let used = Used { policy, own, models: HashMap::new(), position: 0.0 };
+        Self { name: name.into(), used: Mutex::new(used) }
     }
 
     pub(super) fn name(&self) -> &Arc<str> {
@@ -94,21 +51,24 @@ impl Tenant {
 
     fn change(&self, policy: Policy, now: Instant) {
         let mut used = self.used.lock();
-        if used.policy != policy {
-            change(&mut used.requests, policy.requests_per_minute, now);
-            change(&mut used.tokens, policy.tokens_per_minute, now);
-            used.policy = policy;
+        if used.policy == policy {
+            return;
         }
+        used.own.change(policy.limits(), now);
+        used.models.retain(|rule, left| match policy.model_rules.iter().find(|own| own.rule_id == *rule) {
+            Some(rule) => {
+                left.change(rule.limits(), now);
+                true
+            }
+            None => false,
+        });
+        used.policy = policy;
     }
 
     /// Whether it would be no different if it came for the first time; its place in the queue apart.
     fn is_settled(&self, now: Instant) -> bool {
         let mut used = self.used.lock();
-        let Used { requests, tokens, .. } = &mut *used;
-        requests.iter_mut().chain(tokens.iter_mut()).all(|bucket| {
-            bucket.fill(now);
-            bucket.level >= bucket.a_minute
-        })
+        used.own.is_whole(now) && used.models.values_mut().all(|left| left.is_whole(now))
     }
 
     /// The class it asked for, no higher than it may.
@@ -118,33 +78,18 @@ impl Tenant {
 
     /// Takes one request of about `tokens` from the allowance.
     pub(super) fn take(&self, tokens: f64, now: Instant) -> Result<()> {
+        self.used.lock().own.take(tokens, now, "")
+    }
+
+    /// Takes the same from what it may use of a model, if a rule limits that; the rule.
+    pub(super) fn take_model(&self, model: &str, tokens: f64, now: Instant) -> Result<Option<Arc<str>>> {
         let mut used = self.used.lock();
-        let Used { requests, tokens: allowed, .. } = &mut *used;
-        for bucket in requests.iter_mut().chain(allowed.iter_mut()) {
-            bucket.fill(now);
-        }
-        let refuse = |what: &str, limit: f64, wait| {
-            let message = format!("{limit} {what} a minute are allowed and used up; try again later");
-            Error::new(ErrorCode::ResourceExhausted, message).with_retry_after(wait)
-        };
-        if let Some(bucket) = requests
-            && let Some(wait) = bucket.wait(1.0_f64.min(bucket.a_minute))
-        {
-            return Err(refuse("requests", bucket.a_minute, wait));
-        }
-        // What is larger than a minute's allowance may begin when all of it is there.
-        if let Some(bucket) = allowed
-            && let Some(wait) = bucket.wait(tokens.min(bucket.a_minute))
-        {
-            return Err(refuse("tokens", bucket.a_minute, wait));
-        }
-        if let Some(bucket) = requests {
-            bucket.level -= 1.0;
-        }
-        if let Some(bucket) = allowed {
-            bucket.level -= tokens;
-        }
-        Ok(())
+        let Used { policy, models, .. } = &mut *used;
+        let Some(rule) = policy.rule_of(model) else { return Ok(None) };
+        let left =
+            models.entry(Arc::clone(&rule.rule_id)).or_insert_with(|| Allowance::new(rule.limits(), now));
+        left.take(tokens, now, &format!(" for model '{model}'"))?;
+        Ok(Some(Arc::clone(&rule.rule_id)))
     }
 
     /// Where it stands on a virtual clock.
@@ -161,23 +106,22 @@ impl Tenant {
     }
 
     /// Takes back a request of about `tokens` that nothing was done for.
-    pub(super) fn forgive(&self, tokens: f64) {
+    pub(super) fn forgive(&self, rule: Option<&str>, tokens: f64) {
         let mut used = self.used.lock();
-        let Used { requests, tokens: allowed, .. } = &mut *used;
-        if let Some(bucket) = requests {
-            bucket.give(1.0);
-        }
-        if let Some(bucket) = allowed {
-            bucket.give(tokens);
+        used.own.forgive(tokens);
+        if let Some(left) = rule.and_then(|rule| used.models.get_mut(rule)) {
+            left.forgive(tokens);
         }
     }
 
     /// Work has ended that took `more` tokens (or less, if negative) than it was begun with.
-    pub(super) fn settle(&self, more: f64) {
+    pub(super) fn settle(&self, rule: Option<&str>, more: f64) {
         let mut used = self.used.lock();
         used.position += more / used.policy.weight;
-        if let Some(bucket) = &mut used.tokens {
-            bucket.give(-more);
+        used.own.settle(more);
+        // A rule that is gone from the file has nothing to settle.
+        if let Some(left) = rule.and_then(|rule| used.models.get_mut(rule)) {
+            left.settle(more);
         }
     }
 }

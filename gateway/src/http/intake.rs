@@ -88,6 +88,10 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
     }
     let document = Document::parse(&body)?;
     let (model, name) = resolve(app, document.fields().string("model")?)?;
+    let permit = head.extensions.get::<Arc<Permit>>().cloned();
+    if let Some(permit) = &permit {
+        permit.name_model([&*model.name])?;
+    }
     let needs_key = app.fleet.needs_key(Some(&model.name));
     let key =
         needs_key.then(|| session_key(&head.headers, &app.options, || relay::session_of(&body))).flatten();
@@ -98,7 +102,7 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
         name,
         arrived,
         bytes: body.len(),
-        permit: head.extensions.get().cloned(),
+        permit,
         tenant: tenant_of(&head.extensions),
         traceparent: header(&head, "traceparent").unwrap_or_default(),
         tag: header(&head, "x-request-id"),

@@ -137,7 +137,7 @@ class RouterOptions(TypedDict, total=False):
     queue_timeout: float | str
     """Longest wait for a place; then 429. Default: 60s."""
     tenant_file: str
-    """File of tenants (TOML or JSON): weights, requests and tokens a minute, most urgent class, and the default of all others; see docs/security.md."""
+    """File of tenants (TOML or JSON): weights, requests and tokens a minute, also by model, most urgent class, and the default of all others; see docs/security.md."""
     tenant_header: str
     """Header that names a request's tenant instead of its key; only where a proxy before the router sets it."""
     max_bytes_in_flight: int | str

@@ -1,5 +1,7 @@
 //! Who a tenant is, what it may use a minute, and what becomes of that when policies change.
 
+use std::time::Duration;
+
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -40,13 +42,13 @@ fn allowances_fill_by_the_minute_and_say_when_to_come_back() {
     assert!(error.message.contains("requests a minute"), "{error}");
     assert!((9.0..=10.0).contains(&error.retry_after.expect("a wait").as_secs_f64()), "{error:?}");
     tenant.take(1.0, now + 11 * SECOND).expect("one has come back");
-    tenant.settle(100.0);
+    tenant.settle(None, 100.0);
     let error = tenant.take(1.0, now + 30 * SECOND).expect_err("tokens are owed");
     assert!(error.message.contains("tokens a minute"), "{error}");
     let wait = error.retry_after.expect("a wait");
     assert!(tenant.take(1.0, now + 30 * SECOND + wait + SECOND).is_ok(), "the wait is long enough");
     assert!(tenant.take(1000.0, now + 600 * SECOND).is_ok(), "a huge one begins when all is there");
-    tenant.settle(-1000.0);
+    tenant.settle(None, -1000.0);
     assert!(tenant.take(60.0, now + 600 * SECOND).is_ok(), "what was not used comes back");
 }
 
@@ -98,6 +100,43 @@ fn a_changed_file_changes_limits_and_what_was_used_stays_used() {
     for _ in 0..9 {
         a.take(1.0, now).expect("nothing is limited");
     }
+}
+
+#[test]
+fn models_have_limits_of_their_own_that_survive_a_changed_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tenants.toml");
+    let write = |text: &str| std::fs::write(&path, text).expect("written");
+    let rule = |id: &str, kind: &str, value: &str, limit: &str| {
+        format!(
+            "[[default.model_rules]]\nrule_id = \"{id}\"\nmatcher = {{ type = \"{kind}\", value = \"{value}\" }}\n{limit}\n"
+        )
+    };
+    write(
+        &(rule("large", "prefix", "large-", "requests_per_minute = 2")
+            + &rule("one", "exact", "x", "tokens_per_minute = 60")),
+    );
+    let tenants = Tenants::load(Some(&path), Some("x-team")).expect("good");
+    let (a, b, now) = (tenants.of(None, &headers("a")), tenants.of(None, &headers("b")), Instant::now());
+    let large = a.take_model("large-1", 1.0, now).expect("the first").expect("a rule");
+    a.take_model("large-2", 1.0, now).expect("the second, of the same rule");
+    let error = a.take_model("large-1", 1.0, now).expect_err("a third");
+    assert!(error.message.contains("2 requests a minute are allowed for model 'large-1'"), "{error}");
+    assert!((29.0..=30.0).contains(&error.retry_after.expect("a wait").as_secs_f64()), "{error:?}");
+    assert_eq!(a.take_model("small", 1.0, now).expect("no rule"), None);
+    b.take_model("large-1", 1.0, now).expect("another tenant has its own");
+    a.forgive(Some(&large), 1.0);
+    a.take_model("large-1", 1.0, now).expect("what was forgiven");
+    let one = a.take_model("x", 10.0, now).expect("a rule of tokens").expect("a rule");
+    a.settle(Some(&one), 80.0);
+    let error = a.take_model("x", 1.0, now).expect_err("owed");
+    assert!(error.message.contains("60 tokens a minute"), "{error}");
+    write(&rule("large", "exact", "large-1", "requests_per_minute = 3"));
+    tenants.read_again().expect("good");
+    a.take_model("large-1", 1.0, now).expect("one more than before");
+    assert!(a.take_model("large-1", 1.0, now).is_err(), "what was used stays used");
+    assert_eq!(a.take_model("large-2", 1.0, now).expect("no rule any more"), None);
+    a.settle(Some(&one), 5.0);
 }
 
 #[test]

@@ -27,6 +27,7 @@ use super::peek::Peek;
 use super::scan::Family;
 use super::split;
 use crate::app::App;
+use crate::guard::Permit;
 use crate::http::answer::refuse;
 use crate::http::explain::Called;
 use crate::middleware::route::{self, Plan, RouteHooks};
@@ -105,11 +106,24 @@ impl Heard {
 
 impl Attempts<'_> {
     pub(super) async fn run(mut self) -> Response {
+        if let Err(error) = self.charge() {
+            return refuse(&error);
+        }
         self.plan = match self.narrow().await {
             Ok(plan) => plan,
             Err(error) => return refuse(&error),
         };
         self.tries().await
+    }
+
+    /// Takes the request from what its tenant may use of its model; of any of ours, where it names none.
+    fn charge(&self) -> Result<()> {
+        let Some(permit) = self.head.extensions.get::<Arc<Permit>>() else { return Ok(()) };
+        if let Some(model) = self.found.model.as_deref() {
+            return permit.name_model([model]);
+        }
+        let names = self.app.fleet.names();
+        permit.name_model(names.iter().filter(|(_, at)| *at == Transport::Http).map(|(name, _)| &**name))
     }
 
     /// What middleware says of the workers.
