@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use branchline_core::Result;
+use branchline_core::{Error, Result};
 use branchline_plugins::{Grantable, PluginOptions, Plugins};
 use branchline_telemetry::{Metrics, Traces};
 use branchline_worker::{
@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Options;
 use crate::dispatch::{LeaseSigner, LiveRequests, Offload, Rooms};
-use crate::guard::{Admission, BodyLimit};
+use crate::guard::{Admission, BodyLimit, KeyFile};
 use crate::http::{Explanations, ResponseStore, Shown};
 use crate::workers::Workers;
 
@@ -24,6 +24,8 @@ pub struct App {
     pub fleet: Arc<Fleet>,
     /// What the operator wants.
     pub options: Options,
+    /// Clients' keys that may change while the gateway runs.
+    pub key_file: Option<Arc<KeyFile>>,
     /// How workers are spoken to over TLS.
     pub worker_tls: Arc<ClientTls>,
     /// What requests compete for, if anything is limited.
@@ -63,9 +65,13 @@ impl App {
     /// Builds the parts and starts connecting to the workers. Must run inside a tokio runtime.
     ///
     /// # Errors
-    /// `InvalidArgument` if a worker's address can't be used.
+    /// `InvalidArgument` if a worker's address or a file can't be used.
     pub fn build(options: Options) -> Result<Arc<Self>> {
         let metrics = Arc::new(Metrics::default());
+        let key_file = options.api_key_file.as_deref().map(KeyFile::load).transpose();
+        let key_file = key_file
+            .map_err(|cause| Error::invalid("api_key_file", format!("api_key_file: {cause}")))?
+            .map(Arc::new);
         let admission = Admission::of(&options, &metrics)?;
         let worker_tls = ClientTls::load(ClientFiles {
             ca: options.ca_cert_path.clone(),
@@ -93,6 +99,7 @@ impl App {
             options,
             metrics,
             admission,
+            key_file,
             worker_tls,
             plugins,
             live: Arc::default(),

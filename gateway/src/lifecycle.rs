@@ -163,9 +163,12 @@ impl Server {
             app.tracker.spawn(accept(&slots, tls.as_ref()).run(listener, http::admin_service(&app)));
         }
         if let Some(tls) = tls {
-            app.tracker.spawn(tls.follow(drain.clone()));
+            app.tracker.spawn(tls.follow(Arc::clone(&app.metrics), drain.clone()));
         }
-        app.tracker.spawn(Arc::clone(&app.worker_tls).follow(drain.clone()));
+        app.tracker.spawn(Arc::clone(&app.worker_tls).follow(Arc::clone(&app.metrics), drain.clone()));
+        if let Some(keys) = app.key_file.clone() {
+            app.tracker.spawn(keys.follow(Arc::clone(&app.metrics), drain.clone()));
+        }
         if let Some(admission) = app.admission.clone() {
             app.tracker.spawn(admission.follow(drain.clone()));
         }

@@ -34,6 +34,57 @@ async fn keys_are_asked_for_everywhere_but_at_probes() {
 }
 
 #[tokio::test]
+async fn a_key_taken_out_of_its_file_opens_nothing_from_its_next_request_on() {
+    let (folder, worker) = (tempfile::tempdir().expect("a folder"), plain_worker().await);
+    let path = folder.path().join("keys");
+    let write = |text: &str| std::fs::write(&path, text).expect("written");
+    write("admin old\n");
+    let given =
+        [("api_key_file", path.to_str().expect("UTF-8")), ("user_api_key", "given"), ("admin_port", "0")];
+    let gateway = Gateway::start(&given, &[worker.url()]).await;
+    let ask = |key: &str| {
+        format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\ncontent-length: 2\r\n\r\n{{}}"
+        )
+    };
+    let mut kept = gateway.connect().await;
+    kept.write(ask("old").as_bytes()).await;
+    kept.read_until("200 OK").await;
+    write("admin new\n");
+    let taken = async {
+        while gateway.operate("GET", "/workers", &[("x-api-key", "new")], "").await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(crate::kit::PATIENCE, taken).await.expect("the new key is taken");
+    kept.write(ask("old").as_bytes()).await;
+    kept.read_until("401 Unauthorized").await;
+    assert_eq!(gateway.operate("GET", "/workers", &[("x-api-key", "old")], "").await.status, 401);
+    for key in ["new", "given"] {
+        assert_eq!(
+            gateway.call("POST", "/v1/completions", &[("x-api-key", key)], "{}").await.status,
+            200,
+            "{key}"
+        );
+    }
+    write("sha256:12\n");
+    let counted =
+        |outcome| format!("branchline_router_file_reads_total{{file=\"keys\",outcome=\"{outcome}\"}} 1\n");
+    let refused = async {
+        loop {
+            let page = gateway.operate("GET", "/metrics", &[("x-api-key", "new")], "").await;
+            assert_eq!(page.status, 200, "the last keys stay");
+            if page.text().contains(&counted("refused")) {
+                break page.text();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let page = tokio::time::timeout(crate::kit::PATIENCE, refused).await.expect("it is counted");
+    assert!(page.contains(&counted("used")), "{page}");
+}
+
+#[tokio::test]
 async fn admin_routes_refuse_rebound_names_and_foreign_pages() {
     let gateway = Gateway::start_cold(&[], &[]).await;
     for headers in [&[("host", "evil.example")][..], &[("origin", "https://evil.example")]] {

@@ -156,6 +156,8 @@ table! {
     admission_waiting: Gauges(Gauge, Gauge::default) = "branchline_router_admission_waiting" [];
     #[doc = " Bytes of request bodies that are held."]
     admission_bytes: Gauges(Gauge, Gauge::default) = "branchline_router_admission_bytes" [];
+    #[doc = " Changed files (certificates, keys, tenants), by outcome: used, or refused, while the last good ones stay in force."]
+    file_reads: Counters(Counter, Counter::default) = "branchline_router_file_reads" ["file", "outcome"];
     #[doc = " Seconds from a request's head to the last byte of its answer."]
     request_seconds: Histograms(Histogram, seconds) = "branchline_router_request_duration_seconds" ["route"];
     #[doc = " Seconds from a request's head to the first token or body byte sent to the client."]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use branchline_core::{Error, Result};
+use branchline_telemetry::Metrics;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -169,10 +170,10 @@ impl ServerTls {
     }
 
     /// Reads the files again whenever they change, until cancelled. Files that can't be used leave the last ones in force.
-    pub async fn follow(self: Arc<Self>, stop: CancellationToken) {
+    pub async fn follow(self: Arc<Self>, metrics: Arc<Metrics>, stop: CancellationToken) {
         let files = [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()];
         let files = files.into_iter().flatten().cloned().collect();
-        follow_files(files, "certificates", stop, || {
+        follow_files(files, "certificates", &metrics, stop, || {
             self.current.store(Arc::new(Self::read(&self.cert, &self.key, self.client_ca.as_deref())?));
             Ok(())
         })
@@ -248,13 +249,13 @@ impl ClientTls {
     }
 
     /// As [`ServerTls::follow`]; ends at once if there are no files.
-    pub async fn follow(self: Arc<Self>, stop: CancellationToken) {
+    pub async fn follow(self: Arc<Self>, metrics: Arc<Metrics>, stop: CancellationToken) {
         let files: Vec<PathBuf> =
             self.files.ca.iter().chain(&self.files.cert).chain(&self.files.key).cloned().collect();
         if files.is_empty() {
             return;
         }
-        follow_files(files, "certificates", stop, || {
+        follow_files(files, "certificates", &metrics, stop, || {
             self.current.store(Some(Arc::new(self.read()?)));
             Ok(())
         })
@@ -263,14 +264,16 @@ impl ClientTls {
 }
 
 /// Looks at files every second: calls `change` when their bytes have changed, and again until it succeeds. Each failure is
-/// logged once; `what` names them in the log.
+/// logged and counted once; `what` names them in the log and in `branchline_router_file_reads`.
 pub async fn follow_files(
     files: Vec<PathBuf>,
     what: &'static str,
+    metrics: &Metrics,
     stop: CancellationToken,
     change: impl Fn() -> Result<()>,
 ) {
     let look = || files.iter().map(|path| std::fs::read(path).ok()).collect::<Vec<_>>();
+    let count = |outcome| metrics.file_reads.with([what, outcome]).inc();
     let (mut good, mut told) = (None, None);
     loop {
         let seen = look();
@@ -278,12 +281,14 @@ pub async fn follow_files(
             match change() {
                 Ok(()) => {
                     if good.is_some() {
+                        count("used");
                         tracing::info!(?files, "{what} were read again");
                     }
                     good = Some(seen);
                 }
                 // The other half of a pair may be on its way.
                 Err(error) if told.as_ref() != Some(&seen) => {
+                    count("refused");
                     tracing::warn!(%error, "changed {what} can't be used; the last ones stay");
                     told = Some(seen);
                 }

@@ -91,8 +91,8 @@ fn stack(
     layers.overlay(top);
     let mut faults = layers.take_faults();
     match Options::read(&layers) {
-        Ok(mut options) => {
-            faults.extend(check(&mut options, &layers));
+        Ok(options) => {
+            faults.extend(check(&options, &layers));
             if faults.is_empty() { Ok(options) } else { Err(faults) }
         }
         Err(unread) => {
@@ -103,16 +103,13 @@ fn stack(
 }
 
 /// What no single option can tell: files behind options, and pairs that contradict each other.
-fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
+fn check(options: &Options, layers: &Layers) -> Vec<Fault> {
     let mut faults = Vec::new();
-    if let Some(path) = &options.api_key_file {
-        match guard::read_keys(path) {
-            Ok(keys) => {
-                options.api_key.extend(keys.admin);
-                options.user_api_key.extend(keys.user);
-            }
-            Err(message) => faults.push(Fault::new(layers.place("api_key_file"), message)),
-        }
+    let file = options.api_key_file.as_deref().map(guard::KeyFile::load).transpose();
+    // A key file that can't be read has its own fault already.
+    let has_admin = file.as_ref().map_or(true, |file| file.as_ref().is_some_and(guard::KeyFile::has_admin));
+    if let Err(message) = file {
+        faults.push(Fault::new(layers.place("api_key_file"), message));
     }
     for (field, keys) in [("api_key", &options.api_key), ("user_api_key", &options.user_api_key)] {
         if let Some(message) = keys.iter().find_map(|key| guard::hash_of(key).err()) {
@@ -124,13 +121,10 @@ fn check(options: &mut Options, layers: &Layers) -> Vec<Fault> {
             faults.push(Fault::new(layers.place("worker_urls"), error));
         }
     }
-    // A key file that can't be read has its own fault already.
-    if let Err(message) = guard::check_exposure(options)
-        && options.api_key_file.is_none()
-    {
+    if let Err(message) = guard::check_exposure(options) {
         faults.push(Fault::new(layers.place("host"), message));
     }
-    if let Err(message) = guard::check_admin_exposure(options) {
+    if let Err(message) = guard::check_admin_exposure(options, has_admin) {
         faults.push(Fault::new(layers.place("admin_host"), message));
     }
     if options.admin_port.is_some_and(|port| port != 0 && port == options.port) {
@@ -179,7 +173,7 @@ fn check_pairs(options: &Options, layers: &Layers) -> Vec<Fault> {
 impl Options {
     /// Whether clients need a key.
     pub fn is_keyed(&self) -> bool {
-        !(self.api_key.is_empty() && self.user_api_key.is_empty())
+        !(self.api_key.is_empty() && self.user_api_key.is_empty()) || self.api_key_file.is_some()
     }
 }
 

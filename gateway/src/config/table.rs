@@ -166,7 +166,7 @@ table! {
     api_key: Vec<Secret> = "", since "0.1.0" secret;
     #[doc = " Key whose holder may send requests, but reach none of the operators' routes; may be given several times, as a hash too."]
     user_api_key: Vec<Secret> = "", since "0.1.0" secret;
-    #[doc = " File with one key a line, as `KEY` or `sha256:HEX`, after `user` or `admin` and a blank if it is not an admin's; empty lines and lines that begin with # are skipped."]
+    #[doc = " File with one key a line, as `KEY` or `sha256:HEX`, after `user` or `admin` and a blank if it is not an admin's; empty lines and lines that begin with # are skipped. Read again when it changes."]
     api_key_file: Option<PathBuf> = "", since "0.1.0";
     #[doc = " Key of an administrator: the only one that may ask for the text of cached prompts (`GET /cache/tree`). Where clients need a key, it serves as one too."]
     admin_api_key: Option<Secret> = "", since "0.1.0" secret;

@@ -180,9 +180,13 @@ fn files_of_tls_come_in_pairs() {
 fn a_key_file_adds_keys_and_an_unreadable_one_is_the_only_fault() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("keys");
-    std::fs::write(&path, "alpha\nbeta\n").expect("written");
+    std::fs::write(&path, "user alpha\n").expect("written");
     let file = path.to_str().expect("a plain path");
-    assert_eq!(options(&["--host", "0.0.0.0", "--api-key-file", file], &[]).api_key.len(), 2);
+    assert!(options(&["--host", "0.0.0.0", "--api-key-file", file], &[]).is_keyed());
+    let open = ["--admin-port", "9000", "--admin-host", "0.0.0.0", "--api-key-file", file];
+    assert!(refusal(&open, &[]).contains("no admin's key is set"));
+    std::fs::write(&path, "user alpha\nbeta\n").expect("written");
+    assert!(options(&open, &[]).is_keyed());
     let text = refusal(&["--host", "0.0.0.0", "--api-key-file", "/nonexistent"], &[]);
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(text.contains("--api-key-file: /nonexistent can't be read"), "{text}");

@@ -106,7 +106,7 @@ impl Admission {
     pub async fn follow(self: Arc<Self>, stop: CancellationToken) {
         let Some(tenants) = &self.tenants else { return };
         let Some(file) = tenants.file() else { return };
-        follow_files(vec![file.clone()], "tenants", stop, || tenants.read_again()).await;
+        follow_files(vec![file.clone()], "tenants", &self.metrics, stop, || tenants.read_again()).await;
     }
 
     /// Lets a request in, puts it in the queue, or refuses it. Its body is counted from now on.

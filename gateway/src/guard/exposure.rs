@@ -29,12 +29,12 @@ pub fn check_exposure(options: &Options) -> Result<(), String> {
     ))
 }
 
-/// The same for the operators' listener, where a client's key opens nothing.
+/// The same for the operators' listener, where a client's key opens nothing; `has_admin` if a file of keys holds an admin's.
 ///
 /// # Errors
 /// A sentence that says what to do.
-pub fn check_admin_exposure(options: &Options) -> Result<(), String> {
-    let keyed = !options.api_key.is_empty() || options.admin_api_key.is_some();
+pub fn check_admin_exposure(options: &Options, has_admin: bool) -> Result<(), String> {
+    let keyed = has_admin || !options.api_key.is_empty() || options.admin_api_key.is_some();
     let closed =
         options.admin_port.is_none() || keyed || options.insecure || is_loopback(&options.admin_host);
     match closed {

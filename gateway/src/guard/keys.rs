@@ -1,13 +1,14 @@
 //! API keys: kept as SHA-256 only, compared in constant time.
 
-use std::path::Path;
+use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::config::{Options, Secret, Value as _};
+use super::KeyFile;
+use crate::config::{Options, Secret};
 
 /// SHA-256 of the key that a request came with. In the request's extensions; absent where nobody needs a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,19 +49,15 @@ pub enum Role {
     Admin,
 }
 
+/// The SHA-256 of a key, and what its holder may do.
+pub(super) type Known = ([u8; 32], Role);
+
 /// The keys that clients may use. None at all means that nobody needs one.
 #[derive(Debug, Clone, Default)]
 pub struct Keys {
-    hashes: Vec<([u8; 32], Role)>,
-}
-
-/// Keys of a file, by role.
-#[derive(Debug, Default)]
-pub struct KeyFile {
-    /// See [`Role::Admin`].
-    pub admin: Vec<Secret>,
-    /// See [`Role::User`].
-    pub user: Vec<Secret>,
+    given: Vec<Known>,
+    /// Those that may change.
+    file: Option<Arc<KeyFile>>,
 }
 
 /// SHA-256 of a key as an operator gives it: the key, or `sha256:` and the hash in hex.
@@ -80,7 +77,7 @@ pub fn hash_of(key: &Secret) -> Result<[u8; 32], String> {
 }
 
 impl Keys {
-    /// The keys of the options. Those that are no hash, though they say so, open nothing.
+    /// The keys of the options, without a file's. Those that are no hash, though they say so, open nothing.
     ///
     /// The administrator's key opens what clients' keys do; alone, it asks nothing of clients.
     pub fn of(options: &Options) -> Self {
@@ -103,12 +100,19 @@ impl Keys {
 
     /// Hashes the keys.
     fn new<'a>(keys: impl Iterator<Item = (&'a Secret, Role)>) -> Self {
-        Self { hashes: keys.filter_map(|(key, role)| Some((hash_of(key).ok()?, role))).collect() }
+        let given = keys.filter_map(|(key, role)| Some((hash_of(key).ok()?, role))).collect();
+        Self { given, file: None }
     }
 
-    /// Whether clients need a key.
+    /// These and, if there is a file, those that it holds at the time.
+    #[must_use]
+    pub fn and(self, file: Option<Arc<KeyFile>>) -> Self {
+        Self { file, ..self }
+    }
+
+    /// Whether clients need a key. The same for as long as the gateway runs: a file always holds one.
     pub fn required(&self) -> bool {
-        !self.hashes.is_empty()
+        !self.given.is_empty() || self.file.is_some()
     }
 
     /// The key of ours that the headers carry, as `Authorization: Bearer` or `x-api-key`: its hash and role.
@@ -122,7 +126,8 @@ impl Keys {
     fn knows(&self, key: &[u8]) -> Option<(KeyHash, Role)> {
         let hash: [u8; 32] = Sha256::digest(key).into();
         let (mut found, mut admin) = (Choice::from(0), Choice::from(0));
-        for (known, role) in &self.hashes {
+        let file = self.file.as_ref().map(|file| file.keys());
+        for (known, role) in self.given.iter().chain(file.iter().flat_map(|keys| keys.iter())) {
             let same = known[..].ct_eq(&hash[..]);
             found |= same;
             admin |= same & Choice::from(u8::from(*role == Role::Admin));
@@ -135,35 +140,6 @@ impl Keys {
 fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
-}
-
-/// Reads keys from a file, one a line, `user` or `admin` before it; empty lines and lines that begin with `#` are
-/// skipped.
-///
-/// # Errors
-/// A sentence that names the file and what to do.
-pub fn read_keys(path: &Path) -> Result<KeyFile, String> {
-    let shown = path.display();
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("{shown} can't be read ({error}); give a file with one key a line"))?;
-    let mut keys = KeyFile::default();
-    for (at, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let (to, key) = match line.split_once(char::is_whitespace) {
-            Some(("user", key)) => (&mut keys.user, key.trim()),
-            Some(("admin", key)) => (&mut keys.admin, key.trim()),
-            _ => (&mut keys.admin, line),
-        };
-        let key = Secret::parse(&[key.to_owned()]).and_then(|key| hash_of(&key).map(|_| key));
-        to.push(key.map_err(|message| format!("{shown}, line {}: {message}", at + 1))?);
-    }
-    match keys.admin.is_empty() && keys.user.is_empty() {
-        true => Err(format!("{shown} holds no key; give one key a line")),
-        false => Ok(keys),
-    }
 }
 
 #[cfg(test)]
@@ -231,28 +207,5 @@ mod tests {
         let tenant = |name, value| keys.accept(&headers(name, value)).map(|(key, _)| key.tenant());
         assert_eq!(tenant("x-api-key", "one"), tenant("authorization", "Bearer one"));
         assert_ne!(tenant("x-api-key", "one"), tenant("x-api-key", "two"));
-    }
-
-    #[test]
-    fn a_key_file_is_read_line_by_line_and_an_empty_one_is_refused() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("keys");
-        let hash = "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed";
-        std::fs::write(&path, format!("# ops\nalpha\n\n user beta \nadmin {hash}\n")).expect("written");
-        let read = read_keys(&path).expect("three keys");
-        let keys = Keys::new(
-            read.admin
-                .iter()
-                .map(|key| (key, Role::Admin))
-                .chain(read.user.iter().map(|key| (key, Role::User))),
-        );
-        let role = |key| keys.accept(&headers("x-api-key", key)).map(|(_, role)| role);
-        assert_eq!((role("alpha"), role("beta")), (Some(Role::Admin), Some(Role::User)));
-        assert_eq!((role("# ops"), role("user beta"), role(hash)), (None, None, None));
-        std::fs::write(&path, "sha256:12\n").expect("written");
-        assert!(read_keys(&path).expect_err("no hash").contains("line 1"));
-        std::fs::write(&path, "# none\n").expect("written");
-        assert!(read_keys(&path).expect_err("no key").contains("holds no key"));
-        assert!(read_keys(&folder.path().join("absent")).is_err());
     }
 }

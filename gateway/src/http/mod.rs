@@ -89,7 +89,8 @@ fn inner(app: &Arc<App>, with_operators: bool) -> Middleware<Router> {
 pub fn service(app: &Arc<App>) -> Gate<Middleware<Router>> {
     let operators = app.options.admin_port.is_none();
     let surface = Surface { host: app.options.host.clone(), operators };
-    Gate::new(inner(app, operators), Keys::of(&app.options), surface, app)
+    let keys = Keys::of(&app.options).and(app.key_file.clone());
+    Gate::new(inner(app, operators), keys, surface, app)
 }
 
 /// What the operators' port serves: their routes and probes, behind a gate of its own.
@@ -97,7 +98,8 @@ pub fn admin_service(app: &Arc<App>) -> Gate<Router> {
     let routes = operators().merge(admin::probes());
     let router = routes.method_not_allowed_fallback(wrong_method).fallback(unknown_path);
     let surface = Surface { host: app.options.admin_host.clone(), operators: true };
-    Gate::new(router.with_state(Arc::clone(app)), Keys::of_admin(&app.options), surface, app)
+    let keys = Keys::of_admin(&app.options).and(app.key_file.clone());
+    Gate::new(router.with_state(Arc::clone(app)), keys, surface, app)
 }
 
 /// What the metrics port serves: /metrics, open to whoever reaches it.

@@ -113,7 +113,7 @@ class RouterOptions(TypedDict, total=False):
     user_api_key: Sequence[str]
     """Key whose holder may send requests, but reach none of the operators' routes; may be given several times, as a hash too."""
     api_key_file: str
-    """File with one key a line, as `KEY` or `sha256:HEX`, after `user` or `admin` and a blank if it is not an admin's; empty lines and lines that begin with # are skipped."""
+    """File with one key a line, as `KEY` or `sha256:HEX`, after `user` or `admin` and a blank if it is not an admin's; empty lines and lines that begin with # are skipped. Read again when it changes."""
     admin_api_key: str
     """Key of an administrator: the only one that may ask for the text of cached prompts (`GET /cache/tree`). Where clients need a key, it serves as one too."""
     insecure: bool
