@@ -1,7 +1,10 @@
 //! Cases of the areas headers, retry and routing before scripted HTTP workers.
 
 use crate::kit::Gateway;
-use branchline_testkit::{ScriptedWorker, Seen, Step, chunk, event_stream, response};
+use branchline_testkit::{
+    Act, EngineSetup, FakeEngine, ScriptedWorker, Seen, Step, chunk, event_stream, response,
+};
+use branchline_worker::proto::FinishReason;
 
 const STREAM: &str = r#"{"model":"m","prompt":"x","stream":true}"#;
 
@@ -145,4 +148,29 @@ async fn routing_ties_are_random() {
         let counts = workers.each_ref().map(|worker| worker.record().seen.len());
         assert!(counts.iter().all(|count| (20..=90).contains(count)), "{policy}: {counts:?}");
     }
+}
+
+#[tokio::test]
+async fn hints_reach_the_choice_before_either_kind_of_worker_and_nonsense_is_refused() {
+    let (worker, engine) =
+        (fine().await, FakeEngine::start(EngineSetup::default()).await.expect("a free port"));
+    engine.script(|_| vec![Act::finish(0, FinishReason::Stop, 0)]);
+    let gateway = Gateway::start(&[], &[worker.url(), engine.url()]).await;
+    for body in [r#"{"model":"m","prompt":"x"}"#, r#"{"model":"fake","prompt":"x","max_tokens":4}"#] {
+        let headers = [
+            ("x-branchline-fork-width", "96"),
+            ("x-branchline-expected-tokens", "900"),
+            ("x-branchline-explain", "1"),
+        ];
+        let answer = gateway.call("POST", "/v1/completions", &headers, body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let told: serde_json::Value =
+            serde_json::from_str(answer.header("x-branchline-explain").expect("told")).expect("JSON");
+        assert_eq!(told["candidates"][0]["shared_by"], 48, "{told}");
+        for name in ["x-branchline-fork-width", "x-branchline-expected-tokens"] {
+            let answer = gateway.call("POST", "/v1/completions", &[(name, "wide")], body).await;
+            assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(name)));
+        }
+    }
+    assert_eq!((worker.record().seen.len(), engine.submits().len()), (1, 1));
 }

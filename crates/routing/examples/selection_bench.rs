@@ -66,6 +66,8 @@ fn main() {
                 queued_tokens: 0,
                 running: 1,
                 surplus_tokens: 0,
+                hinted_tokens: 0,
+                shared_by: 1,
                 usage: 0.5,
                 speed: 1.0,
             })

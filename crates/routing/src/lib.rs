@@ -14,6 +14,6 @@ mod uses;
 
 pub use block::{Batch, BlockIndex, Change, Gap};
 pub use pair::cheapest_pair;
-pub use policy::{Ask, Candidate, Policy, PolicyKind};
+pub use policy::{Ask, Candidate, Policy, PolicyKind, fork_part, hinted_tokens};
 pub use text::{BLOCK_BYTES, TextIndex};
 pub use uses::{CopyCost, Uses};

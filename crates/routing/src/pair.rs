@@ -52,6 +52,8 @@ mod tests {
             copied_tokens: 0,
             queued_tokens: 0,
             surplus_tokens: 0,
+            hinted_tokens: 0,
+            shared_by: 1,
             running,
             usage: 0.0,
             speed: 1.0,

@@ -29,6 +29,10 @@ pub struct Candidate {
     pub queued_tokens: u64,
     /// Its requests from choice to last byte.
     pub running: u64,
+    /// What these are expected to write more than usual requests, or less: the sum of [`hinted_tokens`].
+    pub hinted_tokens: i64,
+    /// Requests of the same fork among which what is computed there would be shared; 1 if the request is alone.
+    pub shared_by: u64,
     /// Prompt tokens it was sent lately beyond what the least of its peers was.
     pub surplus_tokens: u64,
     /// Share of its KV pool in use, [0, 1]; 0 if unknown.
@@ -160,6 +164,29 @@ const COPY_MOST: f64 = 12_000.0;
 const SURPLUS_WEIGHT: f64 = 0.02;
 const SURPLUS_MOST: f64 = 500.0;
 
+/// Output tokens that weigh as much as one token of prefill, and the least and most that a running request comes to: a
+/// client's word must not move a fleet.
+const WRITTEN_A_TOKEN: f64 = 4.0;
+const RUNNING_BOUNDS: (f64, f64) = (RUNNING_TOKENS / 4.0, RUNNING_TOKENS * 4.0);
+/// Sequences of one fork that a worker takes in one step; what our engines run at once unless told otherwise.
+const FORK_ROOM: u64 = 64;
+
+/// Tokens of prefill that a running request is worth beyond a usual one (less, if negative) if it is expected to write so
+/// many tokens.
+pub fn hinted_tokens(expected: u32) -> i64 {
+    let own = (f64::from(expected) / WRITTEN_A_TOKEN).clamp(RUNNING_BOUNDS.0, RUNNING_BOUNDS.1);
+    (own - RUNNING_TOKENS) as i64
+}
+
+/// Requests of a fork `width` wide that would be together on one worker; 1 for a fork that one worker takes whole, which
+/// is better kept together as any others.
+pub fn fork_part(width: u32) -> u64 {
+    match u64::from(width) {
+        width if width > FORK_ROOM => width / width.div_ceil(FORK_ROOM),
+        _ => 1,
+    }
+}
+
 impl Candidate {
     /// Load in tokens of a usual worker, the request's own prompt left out.
     pub(crate) fn load(&self) -> f64 {
@@ -168,18 +195,20 @@ impl Candidate {
 
     /// The request's own prompt, what a copy of it costs the fleet, and load. Queued prompts count half: computing a
     /// prefix twice costs the fleet its whole length, waiting for it costs this request some time, so twins in flight
-    /// stay together.
+    /// stay together. Branches of a fork that is too wide for one worker bear what a second one computes together.
     pub fn cost(&self) -> f64 {
         let copies = (self.copied_tokens as f64 * COPY_WEIGHT).min(COPY_MOST);
         let surplus = (self.surplus_tokens as f64 * SURPLUS_WEIGHT).min(SURPLUS_MOST);
-        let waits = self.uncached_tokens as f64 + self.queued_tokens as f64 / 2.0;
-        (waits + copies + surplus + self.standing()) / self.speed
+        let computed = (self.uncached_tokens as f64 + copies) / self.shared_by.max(1) as f64;
+        let waits = computed + self.queued_tokens as f64 / 2.0;
+        (waits + surplus + self.standing()) / self.speed
     }
 
     /// What its running requests and its full pool cost a newcomer.
     fn standing(&self) -> f64 {
         let usage = self.usage.clamp(0.0, 0.99);
-        self.running as f64 * RUNNING_TOKENS + PRESSURE_TOKENS * usage / (1.0 - usage)
+        let running = (self.running as f64 * RUNNING_TOKENS + self.hinted_tokens as f64).max(0.0);
+        running + PRESSURE_TOKENS * usage / (1.0 - usage)
     }
 }
 

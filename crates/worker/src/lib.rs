@@ -40,7 +40,7 @@ pub use load::{LoadGuard, Watch};
 pub use model::Model;
 pub use options::{BufferLimits, FleetOptions, SubmitOptions};
 pub use pair::PairChoice;
-pub use route::{CacheKey, Choice, Decision, Look, RouteQuery};
+pub use route::{CacheKey, Choice, Decision, Hints, Look, RouteQuery};
 pub use spec::{ModelCard, ModelName, RUNTIMES, Source, WorkerPatch, WorkerSpec};
 pub use tls::{ClientFiles, ClientTls, ServerTls, Wire, follow_files};
 pub use worker::{Transport, Worker, WorkerInfo};

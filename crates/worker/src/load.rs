@@ -3,9 +3,10 @@
 //! A guard also carries the request's verdict to the worker's record: what it saw of the worker, given once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
+use branchline_routing::hinted_tokens;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 
@@ -18,6 +19,8 @@ use crate::index::Reservation;
 pub(crate) struct Load {
     running: AtomicU64,
     prefill_tokens: AtomicU64,
+    /// What running requests are expected to write beyond usual ones, in tokens of prefill.
+    hinted: AtomicI64,
     /// Answers that have begun and whose readers wait for the worker, not it for them.
     awaited: AtomicU64,
     /// Microseconds of the fleet's clock at which the first of these began to be awaited.
@@ -39,6 +42,11 @@ impl Load {
     /// Requests from choice to last byte.
     pub(crate) fn running(&self) -> u64 {
         self.running.load(Ordering::Relaxed)
+    }
+
+    /// What its running requests are worth beyond usual ones, by their clients' word; may be less.
+    pub(crate) fn hinted(&self) -> i64 {
+        self.hinted.load(Ordering::Relaxed)
     }
 
     /// Requests of other gateways, as last reported.
@@ -156,6 +164,7 @@ pub struct LoadGuard {
     /// Its place in the record, until its verdict is given.
     entry: Option<Entry>,
     prefill: u64,
+    hinted: i64,
     /// Prompt tokens to be computed until its first one: its own and those before it.
     ahead: u64,
     chosen: Duration,
@@ -188,6 +197,7 @@ impl LoadGuard {
             record,
             entry: Some(entry),
             prefill,
+            hinted: 0,
             ahead,
             chosen,
             patience,
@@ -196,6 +206,13 @@ impl LoadGuard {
             waits: false,
             reservation,
         }
+    }
+
+    /// Its client expects so many tokens of output: it counts for as much until it ends.
+    pub(crate) fn expects(&mut self, tokens: u32) {
+        let hinted = hinted_tokens(tokens);
+        self.load.hinted.fetch_add(hinted - self.hinted, Ordering::Relaxed);
+        self.hinted = hinted;
     }
 
     /// What to ask [`crate::Fleet::judge`] with while no byte has come; `None` if the worker is not judged by time.
@@ -280,6 +297,7 @@ impl Drop for LoadGuard {
         self.settle(Verdict::Neutral);
         self.unburden();
         self.rests();
+        self.load.hinted.fetch_sub(self.hinted, Ordering::Relaxed);
         self.load.gauge.dec();
         if self.load.running.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.load.idle.notify_waiters();
@@ -312,14 +330,17 @@ mod tests {
     async fn load_returns_to_zero_whatever_the_order_of_ends() {
         let (load, health) = (Arc::new(Load::default()), Arc::new(Health::new(HealthOptions::default())));
         let mut first = guard(&load, &health, 100);
-        let second = guard(&load, &health, 50);
+        let mut second = guard(&load, &health, 50);
+        second.expects(10);
+        second.expects(1024);
+        assert_eq!(load.hinted(), 192, "the last word counts");
         assert_eq!((load.running(), load.prefill_tokens()), (2, 150));
         first.prefilled();
         first.prefilled();
         assert_eq!((load.running(), load.prefill_tokens()), (2, 50));
         drop(second);
         drop(first);
-        assert_eq!((load.running(), load.prefill_tokens(), load.gauge.get()), (0, 0, 0));
+        assert_eq!((load.running(), load.prefill_tokens(), load.gauge.get(), load.hinted()), (0, 0, 0, 0));
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use branchline_core::{Error, Result, Role};
 use branchline_routing::{PolicyKind, cheapest_pair};
 
 use crate::fleet::Fleet;
-use crate::route::{Choice, RouteQuery, unavailable};
+use crate::route::{Choice, Hints, RouteQuery, unavailable};
 use crate::worker::Worker;
 
 /// The two workers of one request.
@@ -109,7 +109,9 @@ impl Fleet {
             &mut *router.random.lock(),
         )?;
         // If the second one has just let in its one probe, the first choice is dropped, which takes it off the load.
-        let prefill = router.take(prefill, first, at, query)?;
+        // The first one writes nothing.
+        let alone = RouteQuery { hints: Hints { expected_tokens: None, ..query.hints }, ..*query };
+        let prefill = router.take(prefill, first, at, &alone)?;
         let mut decode = router.take(decode, second, with, query)?;
         decode.guard.waits_for_another();
         Some(PairChoice { prefill, decode })

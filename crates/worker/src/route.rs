@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use branchline_core::{Error, ErrorCode, WorkerId};
 use branchline_prefix::{hash, namespace};
-use branchline_routing::{Ask, BLOCK_BYTES, Candidate, Policy, PolicyKind, TextIndex};
+use branchline_routing::{Ask, BLOCK_BYTES, Candidate, Policy, PolicyKind, TextIndex, fork_part};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use smallvec::SmallVec;
@@ -29,6 +29,15 @@ pub struct CacheKey<'a> {
     pub adapter: Option<&'a str>,
 }
 
+/// What a client says of what is to come. Only a word: it shifts a choice, within bounds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// Output tokens that the request is expected to write.
+    pub expected_tokens: Option<u32>,
+    /// Requests that go on from one prefix at about the same time, this one among them.
+    pub fork_width: Option<u32>,
+}
+
 /// What is known of a request when its worker is chosen.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RouteQuery<'a> {
@@ -40,6 +49,8 @@ pub struct RouteQuery<'a> {
     pub namespace: CacheKey<'a>,
     /// Hash of the session or user that the request belongs to.
     pub key: Option<u64>,
+    /// What its client expects.
+    pub hints: Hints,
     /// The worker that must have it if it can: where its leased pages are.
     pub prefer: Option<WorkerId>,
     /// Workers that must not be chosen, for example those that failed this request.
@@ -197,6 +208,7 @@ impl Router {
         let speeds = speeds(eligible, now);
         let recent: SmallVec<[u64; 64]> = eligible.iter().map(|worker| worker.load.recent(now)).collect();
         let least = recent.iter().copied().min().unwrap_or(0);
+        let shared_by = query.hints.fork_width.map_or(1, fork_part);
         let candidates: Vec<_> = eligible
             .iter()
             .zip(predictions.iter().zip(speeds).zip(recent))
@@ -206,6 +218,8 @@ impl Router {
                 uncached_tokens: prompt_tokens(worker, query).saturating_sub(prediction.cached),
                 copied_tokens: prediction.copied,
                 queued_tokens: worker.load.prefill_tokens(),
+                hinted_tokens: worker.load.hinted(),
+                shared_by,
                 surplus_tokens: recent - least,
                 running: worker.load.running() + worker.load.foreign(),
                 usage: worker.usage(),
@@ -242,7 +256,7 @@ impl Router {
             (blocks < hashes.len()).then(|| Reservation::new(&self.index, worker.id, hashes, blocks));
         let uncached = candidates[position].uncached_tokens;
         let patience = self.patience(worker, eligible, worker.load.prefill_tokens() + uncached);
-        let guard = LoadGuard::new(
+        let mut guard = LoadGuard::new(
             worker.load.clone(),
             worker.record.clone(),
             entry,
@@ -250,6 +264,9 @@ impl Router {
             patience,
             reservation,
         );
+        if let Some(expected) = query.hints.expected_tokens {
+            guard.expects(expected);
+        }
         Some(Choice {
             worker: worker.clone(),
             guard,

@@ -11,8 +11,8 @@ use branchline_core::{Clock, ErrorCode, WorkerId};
 use branchline_telemetry::Metrics;
 use branchline_testkit::{EngineSetup, FakeEngine, ScriptedWorker, Step, response, within};
 use branchline_worker::{
-    BreakerOptions, Choice, Fleet, FleetClock, FleetOptions, HealthOptions, Judgement, ModelCard, ModelName,
-    PolicyKind, RouteQuery, Transport, Verdict, Worker, WorkerPatch, WorkerSpec, speaks,
+    BreakerOptions, Choice, Fleet, FleetClock, FleetOptions, HealthOptions, Hints, Judgement, ModelCard,
+    ModelName, PolicyKind, RouteQuery, Transport, Verdict, Worker, WorkerPatch, WorkerSpec, speaks,
 };
 
 const QUERY: RouteQuery<'static> = RouteQuery {
@@ -20,6 +20,7 @@ const QUERY: RouteQuery<'static> = RouteQuery {
     text: &[b'x'; 4000],
     namespace: branchline_worker::CacheKey { cache_salt: None, extra_key: None, adapter: None },
     key: None,
+    hints: Hints { expected_tokens: None, fork_width: None },
     prefer: None,
     engine_id: None,
     exclude: &[],
@@ -374,4 +375,34 @@ async fn a_retired_worker_is_out_at_once_and_drains_what_it_has() {
     assert!(!task.is_finished());
     drop(choice);
     within("the drain", task).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_client_expects_counts_until_its_request_ends() {
+    let herd = herd(2, FleetOptions { policy: PolicyKind::LeastLoad, ..FleetOptions::default() }).await;
+    let ids = [herd.workers[0].id, herd.workers[1].id];
+    // Without a prompt only what runs counts.
+    let query = RouteQuery { text: &[], ..QUERY };
+    let but = |other: usize, expected_tokens| {
+        let hints = Hints { expected_tokens, ..Hints::default() };
+        herd.fleet.choose(None, &RouteQuery { hints, exclude: &ids[other..=other], ..query }).unwrap()
+    };
+    let long = but(1, Some(4000));
+    let _short = [but(0, None), but(0, None)];
+    let next = || herd.fleet.choose(None, &query).unwrap().worker.id;
+    assert_eq!(next(), ids[1], "two usual ones are less than one that writes for long");
+    drop(long);
+    assert_eq!(next(), ids[0]);
+}
+
+#[tokio::test]
+async fn branches_of_a_fork_wider_than_a_worker_part_at_once_and_others_stay_together() {
+    for (fork_width, parts) in [(None, 1), (Some(64), 1), (Some(96), 2)] {
+        let herd = herd(2, FleetOptions::default()).await;
+        let query =
+            RouteQuery { hints: Hints { fork_width, ..Hints::default() }, text: &[b'x'; 8000], ..QUERY };
+        let choices = [herd.fleet.choose(None, &query).unwrap(), herd.fleet.choose(None, &query).unwrap()];
+        let ids: std::collections::HashSet<_> = choices.iter().map(|choice| choice.worker.id).collect();
+        assert_eq!(ids.len(), parts, "{fork_width:?}");
+    }
 }

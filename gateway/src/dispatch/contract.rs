@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use branchline_core::Error;
 use branchline_protocol::{Constraint, Form, LogprobRequest, Routing, Sampling, Terms};
-use branchline_worker::{CacheKey, Model, RouteQuery, Transport, proto};
+use branchline_worker::{CacheKey, Hints, Model, RouteQuery, Transport, proto};
 
 use super::{JobLease, LiveGuard};
 use crate::guard::Permit;
@@ -39,6 +39,8 @@ pub struct Job {
     pub asked: Option<Asked>,
     /// Hash of the session that it belongs to, if the policy asks.
     pub key: Option<u64>,
+    /// What its client expects of it.
+    pub hints: Hints,
     /// What stands for a seed that the client did not give, so that a continuation draws the same numbers.
     pub seed: u64,
     /// Whom middleware rules out.
@@ -60,8 +62,11 @@ pub(in crate::dispatch) fn time_left(
 impl Job {
     /// What the fleet is asked when a worker is chosen for `tokens`: the prompt, or that and what was emitted.
     pub(crate) fn query<'a>(&'a self, tokens: &'a [u32]) -> RouteQuery<'a> {
+        let expected = self.hints.expected_tokens;
+        let expected = expected.map(|expected| expected.min(self.sampling.max_tokens.unwrap_or(u32::MAX)));
         RouteQuery {
             token_ids: tokens,
+            hints: Hints { expected_tokens: expected, ..self.hints },
             namespace: cache_key(&self.routing),
             key: self.key,
             transport: Some(Transport::Grpc),

@@ -119,6 +119,8 @@ impl Entry {
                 "copied_tokens": candidate.copied_tokens,
                 "queued_tokens": candidate.queued_tokens,
                 "running": candidate.running,
+                "hinted_tokens": candidate.hinted_tokens,
+                "shared_by": candidate.shared_by,
                 "surplus_tokens": candidate.surplus_tokens,
                 "kv_usage": candidate.usage,
                 "speed": candidate.speed,

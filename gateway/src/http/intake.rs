@@ -8,12 +8,13 @@ use axum::body::Body;
 use axum::response::Response;
 use branchline_core::{Error, ErrorCode, RequestId, Result};
 use branchline_protocol::{Document, Fields, LeaseAsk, Limits, LogprobRequest, Routing, Sampling};
-use branchline_worker::RouteQuery;
+use branchline_worker::{Hints, RouteQuery};
 use http::request::Parts;
 use http::{Extensions, Request};
 
 use super::answer::refuse;
 use super::explain::Asked;
+use super::hints::hints;
 use super::relay;
 use super::session::session_key;
 use crate::app::App;
@@ -42,6 +43,7 @@ pub(super) struct Intake {
     tag: Option<String>,
     asked: Option<Asked>,
     key: Option<u64>,
+    hints: Hints,
     hooks: Option<Arc<RouteHooks>>,
 }
 
@@ -88,6 +90,7 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
     }
     let document = Document::parse(&body)?;
     let (model, name) = resolve(app, document.fields().string("model")?)?;
+    let hints = hints(&head.headers)?;
     let permit = head.extensions.get::<Arc<Permit>>().cloned();
     if let Some(permit) = &permit {
         permit.name_model([&*model.name])?;
@@ -108,6 +111,7 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
         tag: header(&head, "x-request-id"),
         asked: head.extensions.get().copied(),
         key,
+        hints,
         hooks: head.extensions.get::<Arc<RouteHooks>>().cloned(),
     })))
 }
@@ -191,6 +195,7 @@ impl Intake {
             tag: self.tag.clone(),
             asked: self.asked,
             key: self.key,
+            hints: self.hints,
             seed: rand::random(),
             plan: Plan::default(),
         };

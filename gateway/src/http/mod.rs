@@ -9,6 +9,7 @@ mod explain;
 mod fan;
 mod gather;
 mod generate;
+mod hints;
 mod info;
 mod intake;
 mod leases;

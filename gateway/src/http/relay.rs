@@ -21,7 +21,7 @@ use axum::extract::State;
 use axum::response::Response;
 use branchline_core::{Error, ErrorCode};
 use branchline_protocol::MAX_DEPTH;
-use branchline_worker::Transport;
+use branchline_worker::{Hints, Transport};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Method, Request};
@@ -130,5 +130,15 @@ fn attempts<'a>(app: &'a Arc<App>, head: &'a Parts, body: &Bytes, mut found: Pee
         head.extensions.get::<Arc<Permit>>().and_then(|permit| permit.deadline()).map(Instant::from_std);
     let limit = app.options.request_timeout.map(|timeout| Instant::now() + timeout);
     let deadline = own.into_iter().chain(limit).min();
-    Attempts { app, head, body, found, headers, key, deadline, plan: Plan::default() }
+    Attempts {
+        app,
+        head,
+        body,
+        found,
+        headers,
+        key,
+        hints: Hints::default(),
+        deadline,
+        plan: Plan::default(),
+    }
 }

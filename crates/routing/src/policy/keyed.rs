@@ -131,6 +131,8 @@ mod tests {
             queued_tokens: 0,
             running: 0,
             surplus_tokens: 0,
+            hinted_tokens: 0,
+            shared_by: 1,
             usage: 0.0,
             speed: 1.0,
         };

@@ -12,6 +12,8 @@ fn candidate(number: u32, uncached_tokens: u64, queued_tokens: u64, running: u64
         queued_tokens,
         running,
         surplus_tokens: 0,
+        hinted_tokens: 0,
+        shared_by: 1,
         usage: 0.0,
         speed: 1.0,
     }
@@ -172,4 +174,30 @@ fn what_was_sent_lately_decides_among_equals_only() {
     assert_eq!(counts(&*policy, &busy(1500), 100), [100, 0]);
     let newcomer = [Candidate { surplus_tokens: 1 << 40, ..candidate(0, 0, 0, 0) }, candidate(1, 600, 0, 0)];
     assert_eq!(counts(&*policy, &newcomer, 100), [100, 0], "a newcomer is not flooded");
+}
+
+#[test]
+fn what_requests_are_expected_to_write_counts_within_bounds() {
+    assert_eq!([0, 1, 64, 256, 512, 1024, u32::MAX].map(hinted_tokens), [-48, -48, -48, 0, 64, 192, 192]);
+    let policy = PolicyKind::LeastLoad.build();
+    let long = Candidate { hinted_tokens: hinted_tokens(2000), ..candidate(0, 0, 0, 1) };
+    let short = Candidate { hinted_tokens: 3 * hinted_tokens(10), ..candidate(1, 0, 0, 3) };
+    assert_eq!(counts(&*policy, &[long, short], 20), [0, 20], "three short ones are less than a long one");
+    let plain = [candidate(0, 0, 0, 1), candidate(1, 0, 0, 3)];
+    assert_eq!(counts(&*policy, &plain, 20), [20, 0]);
+    let lied = Candidate { hinted_tokens: i64::MIN, ..candidate(0, 0, 0, 1) };
+    assert_eq!(lied.load(), candidate(0, 0, 0, 0).load());
+}
+
+#[test]
+fn a_fork_is_split_only_if_it_is_wider_than_a_worker() {
+    assert_eq!([0, 1, 64, 65, 128, 200].map(fork_part), [1, 1, 1, 32, 64, 50]);
+    let policy = PolicyKind::CacheAware.build();
+    let fork = |width| {
+        let shared_by = fork_part(width);
+        let held = Candidate { shared_by, ..candidate(0, 20, 0, 8) };
+        [held, Candidate { shared_by, copied_tokens: 2000, ..candidate(1, 2020, 0, 0) }]
+    };
+    assert_eq!(counts(&*policy, &fork(64), 20), [20, 0]);
+    assert_eq!(counts(&*policy, &fork(128), 20), [0, 20]);
 }

@@ -45,6 +45,7 @@ async fn a_refusal_without_another_worker_is_told_as_it_is_and_spends_no_retry()
         tag: None,
         asked: None,
         key: None,
+        hints: branchline_worker::Hints::default(),
         seed: 0,
         plan: Plan::default(),
     };

@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::response::Response;
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
 use branchline_worker::{
-    Choice, Judgement, LoadGuard, ResponseBody, RouteQuery, Transport, Verdict, Watch, Worker,
+    Choice, Hints, Judgement, LoadGuard, ResponseBody, RouteQuery, Transport, Verdict, Watch, Worker,
 };
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -30,6 +30,7 @@ use crate::app::App;
 use crate::guard::Permit;
 use crate::http::answer::refuse;
 use crate::http::explain::Called;
+use crate::http::hints::hints;
 use crate::middleware::route::{self, Plan, RouteHooks};
 
 /// Longest error body that is read to find out whose fault it was, and how long that may take.
@@ -48,6 +49,7 @@ pub(super) struct Attempts<'a> {
     pub(super) found: Peek<'a>,
     pub(super) headers: HeaderMap,
     pub(super) key: Option<u64>,
+    pub(super) hints: Hints,
     pub(super) deadline: Option<Instant>,
     /// Whom middleware rules out.
     pub(super) plan: Plan,
@@ -106,9 +108,11 @@ impl Heard {
 
 impl Attempts<'_> {
     pub(super) async fn run(mut self) -> Response {
-        if let Err(error) = self.charge() {
-            return refuse(&error);
-        }
+        let hinted = hints(&self.head.headers).and_then(|hints| self.charge().map(|()| hints));
+        self.hints = match hinted {
+            Ok(hints) => hints,
+            Err(error) => return refuse(&error),
+        };
         self.plan = match self.narrow().await {
             Ok(plan) => plan,
             Err(error) => return refuse(&error),
@@ -200,10 +204,11 @@ impl Attempts<'_> {
         tries <= self.app.options.max_retries && !self.is_over()
     }
 
-    fn query(&self) -> RouteQuery<'_> {
+    pub(super) fn query(&self) -> RouteQuery<'_> {
         RouteQuery {
             text: self.found.text,
             key: self.key,
+            hints: self.hints,
             transport: Some(Transport::Http),
             ..RouteQuery::default()
         }

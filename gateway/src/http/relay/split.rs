@@ -11,9 +11,7 @@ use std::time::Duration;
 
 use axum::response::Response;
 use branchline_core::{Error, ErrorCode, Result, WorkerId};
-use branchline_worker::{
-    Choice, LoadGuard, PairChoice, ResponseBody, RouteQuery, Transport, Verdict, Worker,
-};
+use branchline_worker::{Choice, LoadGuard, PairChoice, ResponseBody, RouteQuery, Verdict, Worker};
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
@@ -63,12 +61,7 @@ type Prompt = std::result::Result<Bytes, (Response, bool)>;
 /// Answers a request by a pair; `None` if a worker alone should have it.
 pub(super) async fn run(given: &Attempts<'_>) -> Option<Response> {
     let (app, model) = (given.app, given.found.model.as_deref());
-    let query = RouteQuery {
-        text: given.found.text,
-        key: given.key,
-        transport: Some(Transport::Http),
-        ..RouteQuery::default()
-    };
+    let query = given.query();
     if !app.fleet.may_split(model, &query) {
         return None;
     }
