@@ -2,9 +2,11 @@
 
 The model costs nothing here: an executor that answers a fixed token. Run from the repository's root:
     python benchmarks/engine_scheduler.py [--steps 400] [--running 8 64 256] [--page-size 16]
+    python benchmarks/engine_scheduler.py --before TREE [--rounds 5] [--out FILE] …
 Prints one line per number of running sequences: CPU and wall time of a decode step apart from `run` and
 `sample`; then the same while prompts come and go (an admission and an end on most steps). On a busy machine
-the CPU column is the one to read.
+the CPU column is the one to read. With `--before`, another built tree is measured in turn with this one, by this
+script and each in its own process, and the ratio of medians is given.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import gc
 import json
 import random
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+TREE = "--tree"  # whose code is measured; said before it is imported
+ROOT = Path(sys.argv[sys.argv.index(TREE) + 1] if TREE in sys.argv else Path(__file__).parent.parent).resolve()
 sys.path[:0] = [str(ROOT / "engine/src"), str(ROOT / "engine/tests/support")]
 
 from branchline.engine.cache import CacheContext, build_cache  # noqa: E402
@@ -45,7 +49,7 @@ class FreeExecutor:
         self.vocab_size = EOS + 1
         self.num_pages = num_pages
         self.page_size = page_size
-        self.busy_s = 0.0
+        self.busy_s = self.busy_cpu_s = 0.0
 
     def run(self, batch: ForwardBatch) -> object:
         """Nothing."""
@@ -53,8 +57,9 @@ class FreeExecutor:
 
     def sample(self, logits: object, plans: list[RowPlan]) -> list[RowResult]:
         """One result per plan; its time is not the scheduler's."""
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.thread_time()
         results = [RowResult(33 + plan.position % 26, -1.0) for plan in plans]
+        self.busy_cpu_s += time.thread_time() - used
         self.busy_s += time.perf_counter() - started
         return results
 
@@ -99,10 +104,10 @@ def measure(loop: EngineLoop, executor: FreeExecutor, steps: int) -> Times:
     """Each step's times, the executor's share taken off."""
     wall, cpu = [], []
     for _ in range(steps):
-        executor.busy_s = 0.0
+        executor.busy_s = executor.busy_cpu_s = 0.0
         started, used = time.perf_counter(), time.thread_time()
         loop.step()
-        cpu.append((time.thread_time() - used - executor.busy_s) * 1e3)
+        cpu.append((time.thread_time() - used - executor.busy_cpu_s) * 1e3)
         wall.append((time.perf_counter() - started - executor.busy_s) * 1e3)
     return wall, cpu
 
@@ -128,13 +133,44 @@ def churn(running: int, steps: int, page_size: int) -> Times:
     return measure(loop, executor, steps)
 
 
+def compare(before: str, rounds: int, given: list[str], out: Path | None) -> None:
+    """Both trees in turn, each row as the median of its rounds; prints ratios and writes every round."""
+    trees = {"before": before, "after": str(ROOT)}
+    found: dict[str, list[list[dict[str, object]]]] = {name: [] for name in trees}
+    for _ in range(rounds):
+        for name, tree in trees.items():
+            command = [sys.executable, __file__, TREE, tree, *given]
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            found[name].append(json.loads(said.splitlines()[-1]))
+    for at, row in enumerate(found["after"][0]):
+        columns = [key for key in row if key.endswith("_ms")]
+        medians = {
+            name: {key: statistics.median(one[at][key] for one in many) for key in columns}  # type: ignore[type-var]
+            for name, many in found.items()
+        }
+        print(f"{row['load']} {row['running']}, before / after / ratio of medians:")
+        for key in columns:
+            old, new = float(medians["before"][key]), float(medians["after"][key])  # type: ignore[arg-type]
+            print(f"  {key:14} {old:8.3f} {new:8.3f} {new / old:8.3f}")
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def main() -> None:
     """Print a table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--running", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--before", help="another tree, built, to be measured in turn with this one")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument(TREE, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.before:
+        given = ["--steps", str(arguments.steps), "--page-size", str(arguments.page_size), "--running"]
+        compare(arguments.before, arguments.rounds, [*given, *map(str, arguments.running)], arguments.out)
+        return
     random.seed(1)
     rows = []
     print(f"{'load':8} {'running':>8} {'cpu mean':>9} {'wall mean':>9} {'p50':>9} {'p99':>9}  ms a step")

@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::convert::{Numbers, value_error};
+use crate::convert::{Ids, Numbers, value_error};
 use crate::kernels::bytes_of;
 
 /// Owner of every KV page: free, in the prefix tree, or private to the caller.
@@ -32,8 +32,8 @@ impl PageCache {
     }
 
     #[pyo3(name = "match")]
-    fn find(&mut self, namespace: &[u8], token_ids: Numbers, limit: usize) -> (u64, Vec<u32>) {
-        let found = self.inner.find(namespace, &token_ids.0, limit);
+    fn find(&mut self, namespace: &[u8], token_ids: Ids, limit: usize) -> (u64, Vec<u32>) {
+        let found = self.inner.find(namespace, &token_ids, limit);
         (found.node, found.pages)
     }
 
@@ -66,11 +66,11 @@ impl PageCache {
     fn insert(
         &mut self,
         namespace: &[u8],
-        token_ids: Numbers,
+        token_ids: Ids,
         pages: Numbers,
         priority: i32,
     ) -> PyResult<(u64, usize)> {
-        self.inner.insert(namespace, &token_ids.0, &pages.0, priority).map_err(value_error)
+        self.inner.insert(namespace, &token_ids, &pages.0, priority).map_err(value_error)
     }
 
     #[pyo3(signature = (pages, epoch = 0))]
@@ -91,8 +91,8 @@ impl PageCache {
     }
 
     /// Pages brought back from the host.
-    fn fetch(&mut self, namespace: &[u8], token_ids: Numbers, limit: usize) -> usize {
-        self.inner.fetch(namespace, &token_ids.0, limit)
+    fn fetch(&mut self, namespace: &[u8], token_ids: Ids, limit: usize) -> usize {
+        self.inner.fetch(namespace, &token_ids, limit)
     }
 
     /// Copies to be done in order: (True, page, slot) stores, (False, page, slot) fetches.
@@ -189,11 +189,11 @@ pub(crate) fn namespace(
 
 /// Chained hash of every whole page.
 #[pyfunction]
-pub(crate) fn block_hashes(namespace: &[u8], token_ids: Numbers, page_size: usize) -> PyResult<Vec<u64>> {
+pub(crate) fn block_hashes(namespace: &[u8], token_ids: Ids, page_size: usize) -> PyResult<Vec<u64>> {
     if page_size == 0 {
         return Err(PyValueError::new_err("page_size is 0: give a number from 1"));
     }
-    Ok(prefix::hash::chain_all(namespace, &token_ids.0, page_size))
+    Ok(prefix::hash::chain_all(namespace, &token_ids, page_size))
 }
 
 /// XXH3-64 of bytes that came from elsewhere, to be compared with what the sender said.

@@ -1,12 +1,49 @@
 //! Python integers to ids and pages, and our errors to Python's.
 
+use std::ops::Deref;
+
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PySequence, PyString, PyTuple};
 
+use crate::kernels::words_of;
+
 /// Token ids or page numbers: a sequence of integers, or a buffer of them (`array`, numpy).
 pub(crate) struct Numbers(pub(crate) Vec<u32>);
+
+/// The same for calls that only read: a buffer of unsigned 32-bit numbers is read where it lies.
+pub(crate) enum Ids {
+    InPlace(PyBuffer<u32>),
+    Copied(Vec<u32>),
+}
+
+impl Deref for Ids {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        match self {
+            // The second case is ruled out in `extract`.
+            Self::InPlace(buffer) => words_of(buffer).unwrap_or_default(),
+            Self::Copied(numbers) => numbers,
+        }
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Ids {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let plain = object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>();
+        if !plain
+            && let Ok(buffer) = PyBuffer::<u32>::get(&object)
+            && words_of(&buffer).is_some()
+        {
+            return Ok(Self::InPlace(buffer));
+        }
+        Numbers::extract(object).map(|numbers| Self::Copied(numbers.0))
+    }
+}
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Numbers {
     type Error = PyErr;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
+import numpy as np
 import pytest
 from branchline import _native
 
@@ -149,3 +151,21 @@ def test_namespace_keeps_its_fields_apart() -> None:
 def test_page_demand_uses_the_partial_tail_first() -> None:
     rows = [(63, 64), (64, 65), (0, 64), (10, 200), (128, 128), (0, 1)]
     assert [_native.page_demand(prefix, length, 64) for prefix, length in rows] == [0, 1, 1, 3, 0, 1]
+
+
+@pytest.mark.parametrize("make", [lambda ids: array("I", ids), lambda ids: np.array(ids * 2, np.uint32)[::2]])
+def test_ids_in_an_array_are_read_whether_or_not_they_lie_in_a_row(make: Any) -> None:
+    cache, ids = _native.PageCache(8, 4), [5, 6, 7, 8] * 2
+    order = np.array(ids * 2)[::2].tolist() if isinstance(make(ids), np.ndarray) else ids
+    planted(cache, order)
+    assert cache.match(NAMESPACE, make(ids), 8)[1] == [0, 1]
+    assert _native.block_hashes(NAMESPACE, make(ids), 4) == _native.block_hashes(NAMESPACE, order, 4)
+
+
+def test_an_array_that_was_read_can_grow() -> None:
+    cache, ids = _native.PageCache(8, 4), array("I", range(8))
+    cache.match(NAMESPACE, ids, 8)
+    cache.insert(NAMESPACE, ids, cache.allocate(2) or [])
+    ids.append(8)  # a buffer that is still held would make this a BufferError
+    assert cache.match(NAMESPACE, ids, 9)[1] == [0, 1]
+    assert cache.match(NAMESPACE, array("I"), 9)[1] == []

@@ -6,7 +6,7 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 
-use pyo3::buffer::PyBuffer;
+use pyo3::buffer::{Element, PyBuffer};
 
 const HUGE: usize = 2 << 20;
 
@@ -64,14 +64,25 @@ impl Drop for Region {
 /// The bytes of a Python buffer, a mapped file for example, without a copy; None if they do not lie in a row.
 /// They must not change while the result lives: who hands in a buffer promises that.
 pub(crate) fn bytes_of(buffer: &PyBuffer<u8>) -> Option<&[u8]> {
-    if !buffer.is_c_contiguous() {
+    items_of(buffer)
+}
+
+/// The same of ids.
+pub(crate) fn words_of(buffer: &PyBuffer<u32>) -> Option<&[u32]> {
+    items_of(buffer)
+}
+
+/// Only for elements of which any bytes are a valid value.
+fn items_of<T: Element>(buffer: &PyBuffer<T>) -> Option<&[T]> {
+    let start = buffer.buf_ptr().cast::<T>();
+    if !buffer.is_c_contiguous() || !start.is_aligned() {
         return None;
     }
-    if buffer.len_bytes() == 0 {
+    if buffer.item_count() == 0 {
         return Some(&[]);
     }
-    // SAFETY: the exporter keeps this memory as long as the buffer lives, and any byte is a valid u8.
-    Some(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
+    // SAFETY: the exporter keeps these aligned items as long as the buffer lives, and any bytes are a valid u8 or u32.
+    Some(unsafe { std::slice::from_raw_parts(start, buffer.item_count()) })
 }
 
 #[cfg(test)]

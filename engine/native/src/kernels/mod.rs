@@ -27,6 +27,6 @@ pub(crate) mod table;
 mod tests;
 
 pub(crate) use gemm::{Kind, Out, Spike, Tile, WeightView};
-pub(crate) use memory::{Region, bytes_of};
+pub(crate) use memory::{Region, bytes_of, words_of};
 pub(crate) use pool::Pool as Threads;
 pub(crate) use table::{Isa, Kernels, Rows};

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from branchline.engine.cache import RadixCacheBackend, TreeView
@@ -183,8 +183,7 @@ class EngineLoop:
         with self._condition:
             arriving = sum(group.live for group in self._inbox.groups)
             tokens = sum(len(group.request.token_ids) * group.live for group in self._inbox.groups)
-        return replace(
-            stats,
+        return stats._replace(
             waiting=stats.waiting + arriving,
             waiting_uncached_tokens=stats.waiting_uncached_tokens + tokens,
             step_age_ms=0.0 if busy is None else max(self._clock() - busy, 0.0) * 1e3,

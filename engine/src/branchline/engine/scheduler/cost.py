@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from operator import mul
 
 from branchline.engine.scheduler.batch import Row, Step
 
-Rates = npt.NDArray[np.float64]
+# Plain lists: for five terms an array's calls cost more than its arithmetic saves.
+Vector = list[float]
+Matrix = list[Vector]
 TERMS = 5  # constant, decode tokens, their context, prompt tokens, their context
 DECODE = 3  # so many of them are of decodes
 # A little of each variance: terms that never varied apart share what they explain, contexts least of it.
-RIDGE = np.array([1e-4, 1e-4, 1e-2, 1e-4, 1e-4])
+RIDGE = [1e-4, 1e-4, 1e-2, 1e-4, 1e-4]
 MEMORY = (0.97, 0.95)  # what a new sample leaves of the older ones: decodes alone, with prompts
 SLACK = 2.0  # a step with prompts may take so many times the step of its decodes alone
 LEAST_TOKENS = 4  # of prompts in a step, however slow: prompts always get on
@@ -28,6 +28,7 @@ UNKNOWN_TOKENS = 64  # of prompts beside decodes while nothing has been learnt
 WARM, SPARSE = 64, 4  # after so many samples, what was learnt is only looked at for every fourth
 PROBE = 32  # after so many steps with prompts one goes without, to see what decodes cost now
 GROWTH = 2  # prompts take at most so many times what they could take in the step before: a bold guess costs little
+TINY = 1e-14  # of a term's own square: what rounding may leave of it
 _CONTEXT = 1e-3  # contexts are counted in thousands, so that all terms are of like size
 
 
@@ -43,8 +44,10 @@ class Work:
     @staticmethod
     def of(step: Step) -> Work:
         """The work of a packed step."""
-        context = sum(row.start for row in step.rows[: step.decodes])
-        tokens = sum(row.count for row in step.rows[: step.decodes])
+        context = tokens = 0
+        for row in step.rows[: step.decodes]:
+            context += row.start
+            tokens += row.count
         prompts, over = 0, 0.0
         for row in step.rows[step.decodes :]:
             prompts += row.count
@@ -69,9 +72,9 @@ class StepCost:
     """
 
     def __init__(self) -> None:
-        self._gram = [np.zeros((TERMS, TERMS)), np.zeros((TERMS, TERMS))]
-        self._right = [np.zeros(TERMS), np.zeros(TERMS)]
-        self._rates = np.zeros(TERMS)
+        self._gram = [_zeros(), _zeros()]  # lower halves
+        self._right = [[0.0] * TERMS, [0.0] * TERMS]
+        self._rates = (0.0,) * TERMS
         self._new = 0  # samples that the rates do not know yet
         self.samples = [0, 0]
         self._streak = [0, 0]  # latest samples of one kind in a row
@@ -86,18 +89,20 @@ class StepCost:
         self._streak = [0, self._streak[1] + 1] if kind else [self._streak[0] + 1, 0]
         if self._streak[0] > WARM and self._streak[0] % SPARSE:
             return  # decodes alone are much alike: a few of them tell enough
-        row = np.array(work.terms()) / seconds
-        self._gram[kind] *= MEMORY[kind]
-        self._gram[kind] += np.outer(row, row)
-        self._right[kind] *= MEMORY[kind]
-        self._right[kind] += row
+        row = [term / seconds for term in work.terms()]
+        memory, gram, right = MEMORY[kind], self._gram[kind], self._right[kind]
+        for term in range(TERMS if kind else DECODE):
+            value, line = row[term], gram[term]
+            right[term] = right[term] * memory + value
+            for other in range(term + 1):
+                line[other] = line[other] * memory + value * row[other]
         self._new += 1
 
     def rates(self) -> tuple[float, ...]:
         """Seconds a unit of each term."""
         if self._new >= (SPARSE if sum(self.samples) > WARM else 1):
             self._fit()
-        return tuple(float(rate) for rate in self._rates)
+        return self._rates
 
     def seconds(self, work: Work) -> float:
         """What a step of this work is expected to take; 0 before anything was learnt."""
@@ -114,26 +119,62 @@ class StepCost:
         self._new = 0
         (quiet, mixed), (alone, right) = self._gram, self._right
         if not self.samples[0]:
-            self._rates = _solve(mixed, right, RIDGE)
+            self._rates = tuple(_solve(mixed, right, RIDGE))
             return
-        decode = _solve(quiet[:DECODE, :DECODE], alone[:DECODE], RIDGE[:DECODE])
-        beyond = right[DECODE:] - mixed[DECODE:, :DECODE] @ decode
-        prompts = _solve(mixed[DECODE:, DECODE:], beyond, RIDGE[DECODE:])
-        self._rates = np.concatenate([decode, prompts])
+        decode = _solve(quiet, alone[:DECODE], RIDGE[:DECODE])
+        beyond = [
+            right[term] - sum(mixed[term][known] * rate for known, rate in enumerate(decode))
+            for term in range(DECODE, TERMS)
+        ]
+        prompts = _solve([line[DECODE:] for line in mixed[DECODE:]], beyond, RIDGE[DECODE:])
+        self._rates = (*decode, *prompts)
 
 
-def _solve(gram: Rates, right: Rates, ridge: Rates) -> Rates:
-    """Non-negative least squares by its normal equations, the most negative term taken out until none is."""
-    rates = np.zeros(len(right))
-    active = [term for term in range(len(right)) if gram[term, term] > 0]
+def _zeros() -> Matrix:
+    return [[0.0] * TERMS for _ in range(TERMS)]
+
+
+def _solve(gram: Matrix, right: Vector, ridge: Vector) -> Vector:
+    """Non-negative least squares by its normal equations, the most negative term taken out until none is.
+
+    `gram` is symmetric; its lower half is read.
+    """
+    rates = [0.0] * len(right)
+    active = [term for term in range(len(right)) if gram[term][term] > 0]
     while active:
-        part = gram[np.ix_(active, active)]
-        found = np.linalg.solve(part + np.diag(np.diag(part) * ridge[active]), right[active])
-        if found.min() >= 0:
-            rates[active] = found
+        found = _cholesky(gram, right, ridge, active)
+        least = min(found)
+        if least >= 0:
+            for term, rate in zip(active, found, strict=True):
+                rates[term] = rate
             break
-        del active[int(found.argmin())]
+        del active[found.index(least)]
     return rates
+
+
+def _cholesky(gram: Matrix, right: Vector, ridge: Vector, active: list[int]) -> Vector:
+    """The solution for some terms; positive definite by their ridges."""
+    lower: Matrix = []
+    halfway: Vector = []
+    for at, term in enumerate(active):
+        line: Vector = []
+        for before, other in enumerate(active[:at]):
+            known = lower[before]
+            line.append((gram[term][other] - _dot(line, known)) / known[before])
+        rest = gram[term][term] * (1.0 + ridge[term]) - _dot(line, line)
+        line.append(math.sqrt(max(rest, gram[term][term] * TINY)))
+        lower.append(line)
+        halfway.append((right[term] - _dot(line, halfway)) / line[at])
+    found = [0.0] * len(active)
+    for at in range(len(active) - 1, -1, -1):
+        after = sum(lower[later][at] * found[later] for later in range(at + 1, len(active)))
+        found[at] = (halfway[at] - after) / lower[at][at]
+    return found
+
+
+def _dot(one: Vector, other: Vector) -> float:
+    total: float = sum(map(mul, one, other))
+    return total
 
 
 class Allowance:
@@ -190,6 +231,7 @@ def allowance(cost: StepCost, rows: list[Row], tokens: int, target_s: float | No
     rates = cost.rates()
     if rates[3] <= 0 and rates[4] <= 0:
         return Allowance(min(tokens, UNKNOWN_TOKENS))
-    alone = cost.seconds(Work(sum(row.count for row in rows), sum(row.start for row in rows)))
+    counts, starts = sum([row.count for row in rows]), sum([row.start for row in rows])
+    alone = rates[0] + rates[1] * counts + rates[2] * starts * _CONTEXT
     limit = SLACK * alone if target_s is None else target_s
     return Allowance(tokens, max(limit - alone, 0.0), cost)

@@ -5,6 +5,8 @@ Between the scheduler and the lease book; owns neither.
 
 from __future__ import annotations
 
+from array import array
+
 from branchline.engine.cache.leases import LeaseBook
 from branchline.engine.scheduler.sequence import Group, Sequence
 from branchline.engine.types import LeaseReport, LeaseState
@@ -22,10 +24,11 @@ class Leasing:
         ask = request.lease
         if ask is None:
             return
+        ids = _prompt(group.sequences[0])
         if ask.ttl_ms is not None:
-            self.book.check(ask.tenant, request.namespace, request.token_ids, now)
+            self.book.check(ask.tenant, request.namespace, ids, now)
             return
-        state, group.lease_node = self.book.use(ask.lease_id, ask.tenant, request.namespace, request.token_ids, now)
+        state, group.lease_node = self.book.use(ask.lease_id, ask.tenant, request.namespace, ids, now)
         group.lease = LeaseReport(state)
 
     def grant(self, sequence: Sequence, now: float) -> None:
@@ -34,7 +37,7 @@ class Leasing:
         request, ask = group.request, group.request.lease
         if ask is None or ask.ttl_ms is None or sequence.index:
             return
-        lease = self.book.grant(ask.tenant, request.namespace, request.token_ids, ask.ttl_ms, now)
+        lease = self.book.grant(ask.tenant, request.namespace, _prompt(sequence), ask.ttl_ms, now)
         group.lease = LeaseReport(LeaseState.HELD, lease.lease_id, len(lease.token_ids), len(lease.pages), ask.ttl_ms)
 
     def leave(self, group: Group) -> None:
@@ -42,3 +45,8 @@ class Leasing:
         node, group.lease_node = group.lease_node, None
         if node is not None:
             self.book.leave(node)
+
+
+def _prompt(sequence: Sequence) -> array[int]:
+    """Its prompt as compiled code reads it best."""
+    return sequence.known()[: sequence.prompt_len]

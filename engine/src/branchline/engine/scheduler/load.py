@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from branchline.engine.speculative.controller import DraftCounts
 
@@ -15,9 +14,11 @@ STEP_SAMPLES = 1024  # steps over which the scheduler's own time is averaged
 END_SAMPLES = 32  # request ends over which the pace is measured
 
 
-@dataclass(frozen=True, slots=True)
-class LoopStats:
-    """A consistent picture between two steps. Pages: the four states sum to `pages_total`."""
+class LoopStats(NamedTuple):
+    """A consistent picture between two steps. Pages: the four states sum to `pages_total`.
+
+    A tuple, as one is made in every step.
+    """
 
     page_size: int = 0
     pages_total: int = 0

@@ -93,9 +93,7 @@ class Masker:
         """Start filling the masks of a step."""
         self._fills = []
         fresh: list[Fill] = []
-        for row in step.rows:
-            if not row.sampled or row.sequence.grammar is None:
-                continue
+        for row in [row for row in step.rows if row.sampled and row.sequence.grammar is not None]:
             how = row.sequence.enforcing
             fill = None if how is None else how.late
             if fill is None:

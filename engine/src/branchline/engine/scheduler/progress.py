@@ -28,6 +28,22 @@ class Outbox:
         """The sequence's delta of this step."""
         return self._latest.get(sequence.number) or self._start(sequence)
 
+    def tell(self, sequence: Sequence, token: int, text: str) -> Delta:
+        """One more token and its text; the sequence's delta of this step."""
+        number, group = sequence.number, sequence.group
+        if number in self._latest or not group.reported:
+            delta = self.open(sequence)
+            delta.token_ids.append(token)
+            delta.text += text
+            return delta
+        delta = self._latest[number] = Delta(group.request.request_id, sequence.index, [token], text)
+        deltas = self._deltas.get(group.sink)
+        if deltas is None:
+            self._deltas[group.sink] = [delta]
+        else:
+            deltas.append(delta)
+        return delta
+
     def add_scores(self, sequence: Sequence, piece: PositionLogprobs) -> None:
         """Report input logprobs, in a further delta if this step's has some."""
         delta = self.open(sequence)
@@ -141,6 +157,22 @@ class Progress:
         else:
             finish = self._close(sequence, delta, FinishReason.STOP, now)
             finish.matched_token_id, finish.matched_stop = matched_id, matched_stop
+        return True
+
+    def append(self, row: Row, token: int, text_s: float, now: float) -> bool:
+        """What `advance` does for a plain row that has its news, made in `text_s`; whether the sequence ended."""
+        sequence, news = row.sequence, row.news
+        assert news is not None, "only rows with news come here"
+        row.news = None
+        text, _, matched = news
+        sequence.tokens.append(token)
+        sequence.computed = row.start + 1
+        sequence.text_s += text_s
+        delta = self._outbox.tell(sequence, token, text)
+        if matched is None and len(sequence.tokens) < sequence.max_len:
+            return False
+        reason = FinishReason.LENGTH if matched is None else FinishReason.STOP
+        self._close(sequence, delta, reason, now).matched_stop = matched
         return True
 
     @staticmethod

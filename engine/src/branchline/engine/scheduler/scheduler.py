@@ -19,10 +19,12 @@ from branchline.engine.handover import Handovers
 from branchline.engine.scheduler import drafting, scores, victims
 from branchline.engine.scheduler.batch import Row, Step, pack
 from branchline.engine.scheduler.cost import Allowance, StepCost, Work, allowance
+from branchline.engine.scheduler.estimates import Estimates
 from branchline.engine.scheduler.forecast import Forecast
 from branchline.engine.scheduler.leasing import Leasing
 from branchline.engine.scheduler.options import Counters, SchedulerOptions
 from branchline.engine.scheduler.pages import PageTables, move_pages
+from branchline.engine.scheduler.plain import Plain
 from branchline.engine.scheduler.progress import Outbox, Progress
 from branchline.engine.scheduler.sequence import Group, Sequence
 from branchline.engine.scheduler.sharing import Inflight
@@ -33,8 +35,6 @@ from branchline.engine.types import Executor, FinishReason, RowResult
 
 P = ParamSpec("P")
 logger = logging.getLogger(__name__)
-
-REFRESHES = 8  # stale cache estimates renewed a pass
 
 
 class Scheduler:
@@ -63,11 +63,14 @@ class Scheduler:
         self._cache = cache
         self._executor = executor
         self._progress = Progress(executor, self.outbox)
+        self._plain = Plain()
+        self._estimates = Estimates(self.waiting, self.pages, self.store)
         self._inflight = Inflight()
         self._decoding: dict[int, Sequence] = {}
         self._prefilling: dict[int, Sequence] = {}
         self._admissions = 0
         self._pass = 0
+        self._lowest = 0  # nobody of a lower priority runs
         self._hidden: object | None = None
 
     # ---- what is there ----------------------------------------------------------------------
@@ -88,7 +91,7 @@ class Scheduler:
 
     def waiting_uncached_tokens(self) -> int:
         """Tokens of waiting sequences that no cached page covers, by the latest estimates."""
-        return max(self.waiting.tokens - sum(sequence.matched for sequence in self.waiting.window()), 0)
+        return max(self.waiting.tokens - self.waiting.matched, 0)
 
     # ---- in and out -------------------------------------------------------------------------
 
@@ -98,7 +101,7 @@ class Scheduler:
         matched = 0
         for sequence in group.sequences:
             if sequence.index == 0:
-                matched = self._estimate(sequence)
+                matched = self._estimates.of(sequence)
             sequence.matched, sequence.matched_version = matched, self.pages.version
             self.waiting.push(sequence, self._pass, now)
 
@@ -160,7 +163,7 @@ class Scheduler:
     def _allowance(self, decodes: list[Row]) -> Allowance:
         """What prompts may take of the step beside these decodes."""
         options = self.options
-        tokens = options.max_step_tokens - sum(row.count for row in decodes)
+        tokens = options.max_step_tokens - sum([row.count for row in decodes])
         if decodes and options.mixed_prefill_tokens is not None:
             tokens = min(tokens, options.mixed_prefill_tokens)
         return allowance(self.cost, decodes, tokens, options.itl_target_s)
@@ -176,7 +179,12 @@ class Scheduler:
                 self._end_full(short[0], now)
         for sequence, page in zip(short, pages, strict=True):
             sequence.pages.append(page)
-        rows.extend(Row(sequence, sequence.computed, 1) for sequence in self._decoding.values())
+        for sequence in self._decoding.values():
+            row = sequence.row
+            if row is None:
+                row = sequence.row = Row(sequence, 0, 1)
+            row.renew()
+            rows.append(row)
 
     def _turns(self) -> Turns:
         """Everybody who could take prompt tokens now."""
@@ -268,7 +276,7 @@ class Scheduler:
         """Make place for the first of the highest waiting priority, from lower ones that run."""
         options = self.options
         first = self.waiting.highest() if options.preemption else None
-        if first is None or self._is_put_off(first, scores.match_limit(first, 0)):
+        if first is None or first.priority <= self._lowest or self._is_put_off(first, scores.match_limit(first, 0)):
             return
         while (victim := victims.for_priority(self.sequences(), first.priority, options.preemptions)) is not None:
             place = self.running < options.max_running_requests
@@ -281,7 +289,7 @@ class Scheduler:
     # ---- admission --------------------------------------------------------------------------
 
     def _admit(self, rows: list[Row], room: Allowance, turns: Turns, now: float) -> None:
-        self._refresh()
+        self._estimates.refresh(self._guard)
         for sequence in self.waiting.order(self._pass, now):
             if room.room(sequence.matched) <= 0 or self.running >= self.options.max_running_requests:
                 return
@@ -303,13 +311,13 @@ class Scheduler:
         After a retraction the page check keeps everybody out until something ends: the victim is first in the
         queue and needs what it gave back, part of which is taken, and a reserve.
         """
-        known = self._known_scores(sequence)
+        known = self._estimates.known_scores(sequence)
         limit = scores.match_limit(sequence, len(known))
         if self._is_put_off(sequence, limit):
             sequence.share_waits += 1
             return None
         node, pages = self.pages.find(sequence, limit)
-        sequence.matched, sequence.matched_version = len(pages) * self.pages.page_size, self.pages.version
+        self.waiting.estimate(sequence, len(pages) * self.pages.page_size, self.pages.version)
         self._cache.lock(node)
         self.pages.attach(sequence, node, pages)
         if self.running and not self._fits(sequence, 0):
@@ -348,6 +356,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, known: list[float], now: float) -> None:
         self.waiting.remove(sequence)
+        self._lowest = min(self._lowest, sequence.priority) if self.running else sequence.priority
         self._admissions += 1
         sequence.admitted = self._admissions
         self._prefilling[sequence.number] = sequence
@@ -376,27 +385,6 @@ class Scheduler:
             return False
         return self._inflight.awaits(sequence, limit, self.pages.page_size)
 
-    def _known_scores(self, sequence: Sequence) -> list[float]:
-        logprobs = sequence.group.request.logprobs
-        if sequence.scored >= sequence.prompt_len or logprobs.top_k or logprobs.token_ids:
-            return []
-        return self.store.known(sequence)
-
-    def _refresh(self) -> None:
-        """Renew a few estimates that are older than the tree."""
-        version, left = self.pages.version, REFRESHES
-        for sequence in self.waiting.window():
-            if sequence.matched_version != version:
-                found = self._guard(sequence, self._estimate, sequence)
-                sequence.matched, sequence.matched_version = found or 0, version
-                left -= 1
-                if left == 0:
-                    return
-
-    def _estimate(self, sequence: Sequence) -> int:
-        limit = scores.match_limit(sequence, len(self._known_scores(sequence)))
-        return len(self.pages.find(sequence, limit)[1]) * self.pages.page_size
-
     # ---- commit -----------------------------------------------------------------------------
 
     def commit(self, step: Step, results: list[RowResult], now: float, hidden: object | None = None) -> None:
@@ -405,16 +393,18 @@ class Scheduler:
         `hidden` are the model's last states of the step's logits rows, for a drafter that wants them.
         """
         self._hidden = hidden
+        self._plain.push(step, results)
         for row in step.rows:
-            group = row.sequence.group
-            if row.sequence.finished:  # a sibling's fault in this step ended the request
+            sequence = row.sequence
+            if sequence.finished:  # a sibling's fault in this step ended the request
                 continue
             try:
-                self._commit_row(row, results[row.first_plan : row.first_plan + row.plans], now)
-            except EngineError as error:
-                self.fail(group, error)
+                if row.news is None:
+                    self._commit_row(row, results[row.first_plan : row.first_plan + row.plans], now)
+                elif self._progress.append(row, results[row.first_plan].token_id, self._plain.share_s, now):
+                    self._finish(sequence)
             except Exception as error:
-                self.fail(group, _internal(error))
+                self.fail(sequence.group, _internal(error))
 
     def fail_step(self, step: Step, error: EngineError) -> None:
         """The executor failed: end the requests of the step; what was computed before stays cached."""
@@ -456,6 +446,7 @@ class Scheduler:
         elif self._progress.advance(sequence, results[-1], now):
             self._finish(sequence)
         else:
+            sequence.plain = self._plain.is_plain(sequence, self.drafter)
             drafting.begin(self.drafter, row, self._hidden)
 
     def _score(self, row: Row, results: list[RowResult]) -> None:

@@ -10,12 +10,15 @@ import hashlib
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from branchline.engine.errors import EngineError
 from branchline.engine.grammar.base import BaseGrammarObject
 from branchline.engine.scheduler.enforcing import Enforcing
 from branchline.engine.types import Delta, LeaseReport, Request, RowPlan
+
+if TYPE_CHECKING:
+    from branchline.engine.scheduler.batch import Row
 
 Sink = Callable[[int, list[Delta]], None]
 """Takes (step number, deltas) on the loop's thread; must not block. One sink is one gateway stream."""
@@ -77,6 +80,8 @@ class Sequence:
     grammar: BaseGrammarObject | None = None  # the constraint's state after `tokens`
     enforcing: Enforcing | None = None  # how that is enforced
     fault: EngineError | None = None  # why its row of this step may not be used
+    row: Row | None = None  # of its decodes, reused; None before the first
+    plain: bool = False  # whether a decode's result is a token and its text, and nothing else; see plain.py
     # KV
     pages: list[int] = field(default_factory=list)
     computed: int = 0

@@ -9,6 +9,7 @@ priority and below.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
@@ -26,7 +27,10 @@ class WaitingQueue:
         self._fresh: dict[int, Sequence] = {}
         self._classes: dict[int, dict[int, Sequence]] = {}  # the same by priority
         self._resumed: dict[int, Sequence] = {}
+        self._window: list[Sequence] | None = None  # until somebody comes or goes
+        self._estimates: Counter[int] = Counter()  # newcomers by their estimate of cached tokens
         self.tokens = 0  # of all waiting sequences
+        self.matched = 0  # of newcomers, by the latest estimates
 
     def __len__(self) -> int:
         return len(self._fresh) + len(self._resumed)
@@ -36,10 +40,12 @@ class WaitingQueue:
         yield from self._fresh.values()
 
     def push(self, sequence: Sequence, pass_number: int, now: float) -> None:
-        """Append a newcomer."""
+        """Append a newcomer, with the estimate it has."""
         sequence.enqueued_pass, sequence.enqueued_s = pass_number, now
         self._fresh[sequence.number] = sequence
         self._classes.setdefault(sequence.priority, {})[sequence.number] = sequence
+        self._window = None
+        self._count(sequence, 1)
         self.tokens += len(sequence.tokens)
 
     def push_front(self, sequence: Sequence) -> None:
@@ -51,6 +57,8 @@ class WaitingQueue:
         """Take a sequence out; whether it was there."""
         number = sequence.number
         if self._fresh.pop(number, None) is not None:
+            self._window = None
+            self._count(sequence, -1)
             alike = self._classes[sequence.priority]
             del alike[number]
             if not alike:
@@ -60,8 +68,31 @@ class WaitingQueue:
         self.tokens -= len(sequence.tokens)
         return True
 
+    def estimate(self, sequence: Sequence, matched: int, version: int) -> None:
+        """So many of its tokens are cached, as of a version of the tree. For newcomers, only this changes it."""
+        if matched != sequence.matched and sequence.number in self._fresh:
+            self._count(sequence, -1)
+            sequence.matched = matched
+            self._count(sequence, 1)
+        sequence.matched, sequence.matched_version = matched, version
+
+    def _count(self, sequence: Sequence, by: int) -> None:
+        matched = sequence.matched
+        self.matched += by * matched
+        self._estimates[matched] += by
+        if not self._estimates[matched]:
+            del self._estimates[matched]
+
     def window(self) -> list[Sequence]:
-        """Newcomers in order of arrival: the oldest, half of them replaced by the first of high priorities."""
+        """Newcomers in order of arrival: the oldest, half of them replaced by the first of high priorities.
+
+        Not to be changed.
+        """
+        if self._window is None:
+            self._window = self._choose()
+        return self._window
+
+    def _choose(self) -> list[Sequence]:
         if len(self._classes) <= 1:
             return list(islice(self._fresh.values(), WINDOW))
         chosen = {sequence.number: sequence for sequence in islice(self._fresh.values(), WINDOW // 2)}
@@ -75,7 +106,7 @@ class WaitingQueue:
     def order(self, pass_number: int, now: float) -> list[Sequence]:
         """Who to try in this pass, first one first. Equal ranks keep the order of arrival."""
         fresh = self.window()
-        if len(self._classes) > 1 or len({sequence.matched for sequence in fresh}) > 1:
+        if len(self._classes) > 1 or len(self._estimates) > 1:
             fresh = self._ranked(fresh, pass_number, now)
         return self._merge(fresh) if self._resumed else fresh
 
