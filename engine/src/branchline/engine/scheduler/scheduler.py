@@ -138,7 +138,7 @@ class Scheduler:
         decodes = len(rows)
         if self.drafter is not None and rows:
             drafting.add(self.drafter, rows, self.pages, self.options.max_step_tokens, self._unfilled() + len(rows))
-        if self.options.forced_tokens and rows:
+        if self.options.forced_tokens and not all([row.sequence.plain for row in rows]):
             drafting.force(rows, self.pages, self.options.max_step_tokens, self._unfilled() + len(rows))
         if self._prefilling or len(self.waiting):
             room = self._allowance(rows)
@@ -275,8 +275,10 @@ class Scheduler:
     def _preempt(self) -> None:
         """Make place for the first of the highest waiting priority, from lower ones that run."""
         options = self.options
-        first = self.waiting.highest() if options.preemption else None
-        if first is None or first.priority <= self._lowest or self._is_put_off(first, scores.match_limit(first, 0)):
+        if not options.preemption or self.waiting.top() <= self._lowest:
+            return
+        first = self.waiting.highest()
+        if first is None or self._is_put_off(first, scores.match_limit(first, 0)):
             return
         while (victim := victims.for_priority(self.sequences(), first.priority, options.preemptions)) is not None:
             place = self.running < options.max_running_requests

@@ -135,6 +135,15 @@ class WaitingQueue:
             merged.append(sequence)
         return merged + fresh[at:]
 
+    def top(self) -> int:
+        """The highest waiting priority. Only for a queue that is not empty."""
+        top = max(self._classes) if self._classes else None
+        if self._resumed:
+            resumed = max([one.priority for one in self._resumed.values()])
+            return resumed if top is None else max(top, resumed)
+        assert top is not None, "nobody waits"
+        return top
+
     def highest(self) -> Sequence | None:
         """The next sequence of the highest priority that waits, however long others have."""
         top = max(self._classes, default=None)
