@@ -1,15 +1,17 @@
 """Where the time of the native executor goes: seconds by operation for prefill and decode, beside what memory can do.
 
-usage: python engine_profile.py [--weights auto,int8] [--threads N] [--rounds N] [--json FILE]
+usage: python engine_profile.py [--weights auto,int8] [--threads N] [--rounds N] [--json FILE] [--roofline]
 
 Runs the packaged model without scheduler or server. "sweep" reads all weights with the same threads and computes
-nothing: decode's share of that rate is its share of the bandwidth roofline.
+nothing: decode's share of that rate is its share of the bandwidth roofline. `--roofline` measures that alone, sweeps
+and decodes in turn; where the machine is busy its share by CPU time is the one to read.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 
@@ -79,6 +81,47 @@ def measure(executor: NativeExecutor, rounds: int) -> list[dict[str, object]]:
     return found
 
 
+def roofline(executor: NativeExecutor, rounds: int) -> dict[str, object]:
+    """What one stream makes of the memory's rate, by sweeps and decodes in turn, and where a token's time goes."""
+    decode(executor, 1)
+    executor.model.sweep(1)
+    executor.model.start_profile(True)
+    size, sweeps, tokens = 0, [], []
+    for _ in range(rounds):
+        start = time.perf_counter(), time.process_time()
+        for _ in range(STEPS):
+            size, _ = executor.model.sweep(1)
+        sweeps.append([(time.perf_counter() - start[0]) / STEPS, (time.process_time() - start[1]) / STEPS])
+        start = time.perf_counter(), time.process_time()
+        count = decode(executor, 1)
+        tokens.append([(time.perf_counter() - start[0]) / count, (time.process_time() - start[1]) / count])
+    spent = {op: seconds * 1e6 / STEPS / rounds for op, seconds, _ in executor.model.profile()}
+    executor.model.start_profile(False)
+    found: dict[str, object] = {"weight_bytes": size, "us_a_token": spent, "sweeps_s": sweeps, "tokens_s": tokens}
+    for at, clock in enumerate(("wall", "cpu")):
+        sweep, token = (statistics.median(one[at] for one in many) for many in (sweeps, tokens))
+        shares = [one[at] / other[at] for one, other in zip(sweeps, tokens, strict=True)]
+        found[clock] = {"sweep_ms": sweep * 1e3, "token_ms": token * 1e3, "share": statistics.median(shares)}
+    return found
+
+
+def tell(weights: str, found: dict[str, object]) -> str:
+    """The roofline's figures in words."""
+    size: int = found["weight_bytes"]  # type: ignore[assignment]
+    spent: dict[str, float] = found["us_a_token"]  # type: ignore[assignment]
+    total = sum(spent.values()) or 1.0
+    lines = [f"weights {weights}: {size / 1e6:.1f} MB a token"]
+    for clock in ("wall", "cpu"):
+        one: dict[str, float] = found[clock]  # type: ignore[assignment]
+        rate = size / one["sweep_ms"] / 1e6
+        lines.append(
+            f"  by {clock}: sweep {one['sweep_ms']:.2f} ms ({rate:.1f} GB/s), token {one['token_ms']:.2f} ms,"
+            f" share {one['share']:.0%}"
+        )
+    lines.append("  " + ", ".join(f"{op} {us / total:.0%}" for op, us in sorted(spent.items(), key=lambda kv: -kv[1])))
+    return "\n".join(lines)
+
+
 def table(weights: str, cases: list[dict[str, object]], sweep: tuple[int, float]) -> str:
     """The figures as Markdown."""
     names = list(dict.fromkeys(op for case in cases for op in case["us_a_token"]))  # type: ignore[attr-defined]
@@ -109,14 +152,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="0: as many as cores")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--roofline", action="store_true", help="only what a single stream makes of the memory's rate")
     options = parser.parse_args()
     model = load_model(options.model)
-    everything = {}
+    everything: dict[str, dict[str, object]] = {}
     for weights in options.weights.split(","):
         executor = build_executor(
             model, device="cpu", dtype="auto", num_pages=512, page_size=PAGE, threads=options.threads or None,
             weight_dtype=weights,
         )  # fmt: skip
+        if options.roofline:
+            everything[weights] = roofline(executor, options.rounds)
+            executor.close()
+            print(tell(weights, everything[weights]), flush=True)
+            continue
         cases = measure(executor, options.rounds)
         sweep = executor.model.sweep(options.rounds * 3)
         executor.close()
