@@ -8,10 +8,12 @@ import pytest
 from branchline import registry
 from branchline.engine.config import EngineConfig
 from branchline.engine.errors import LoadError
+from branchline.engine.executor.cuda import choice
 from branchline.engine.platforms import memory
 from branchline.engine.platforms.cpu import Cpu
 from branchline.engine.platforms.cuda import Cuda
 from branchline.engine.service import hardware
+from branchline.engine.service.assembly import output_promise
 
 
 @pytest.fixture
@@ -34,9 +36,9 @@ def test_without_a_gpu_the_native_executor_runs_on_the_cpu() -> None:
     assert plan(device="cpu").executor == "native"
 
 
-def test_with_a_gpu_torch_runs_on_it_unless_the_user_says_otherwise(gpu: None) -> None:
+def test_with_a_gpu_torch_cuda_runs_on_it_unless_the_user_says_otherwise(gpu: None) -> None:
     made = plan()
-    assert (made.executor, made.device, made.dtype, made.platform) == ("torch", "cuda", "bfloat16", "cuda")
+    assert (made.executor, made.device, made.dtype, made.platform) == ("torch-cuda", "cuda", "bfloat16", "cuda")
     assert any("cuda finds H200" in one for one in made.why)
     assert plan(device="cpu").executor == "native"
     assert (plan(executor="native").device, plan(device="cpu", executor="torch").dtype) == ("cpu", "float32")
@@ -51,7 +53,51 @@ def test_the_torch_executor_without_a_gpu_takes_the_cpu() -> None:
 def test_the_native_executor_is_refused_elsewhere() -> None:
     with pytest.raises(LoadError, match="the native executor runs on the cpu"):
         plan(device="cuda", executor="native")
-    assert plan(device="cuda").executor == "torch"
+    assert plan(device="cuda").executor == "torch-cuda"
+
+
+@pytest.mark.parametrize(
+    ("installed", "options", "backend"),
+    [
+        ({"triton", "flashinfer"}, {}, "flashinfer"),
+        ({"triton", "flashinfer"}, {"dtype": "float32"}, "triton"),
+        ({"triton", "flashinfer"}, {"deterministic": True}, "triton_invariant"),
+        ({"triton"}, {}, "triton"),
+        ({"triton"}, {"page_size": 24}, "torch_paged"),
+        (set(), {}, "torch_paged"),
+        (set(), {"deterministic": True}, "fixed"),
+    ],
+)
+def test_attention_on_a_gpu_is_the_best_that_is_installed_and_allowed(
+    gpu: None, monkeypatch: pytest.MonkeyPatch, installed: set[str], options: dict[str, object], backend: str
+) -> None:
+    monkeypatch.setattr(choice, "_is_installed", lambda name: name in installed)
+    assert plan(**options).attention_backend == backend
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"executor": "torch", "deterministic": True}, "deterministic"),
+        ({"executor": "native", "kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+    ],
+)
+def test_options_of_torch_cuda_are_refused_elsewhere(options: dict[str, object], field: str) -> None:
+    with pytest.raises(LoadError, match="is for the executor torch-cuda") as refused:
+        plan(**options)
+    assert refused.value.field == field
+
+
+def test_what_is_promised_on_a_gpu_depends_on_deterministic(gpu: None) -> None:
+    assert output_promise(plan()) == "seed"
+    assert output_promise(plan(deterministic=True)) == "bitwise"
+    assert output_promise(plan(executor="native", deterministic=True)) == "bitwise"
+
+
+def test_a_quantisation_runs_on_the_gpu_where_there_is_one(gpu: None) -> None:
+    assert plan(quantization="awq").executor == "torch-cuda"
+    assert plan(quantization="awq", device="cpu").executor == "native"
 
 
 class Acme:

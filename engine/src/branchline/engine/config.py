@@ -118,11 +118,27 @@ class EngineConfig:
     )  # fmt: skip
     executor: str = option(
         "auto",
-        "what runs the model; auto: torch on a GPU, else native",
+        "what runs the model; auto: torch-cuda on a GPU, else native",
         section="executor",
         choices=("auto",),
         kind="executors",
     )
+    tensor_parallel_size: int = option(
+        1, "GPUs that share the model, each with its part of every layer; they are this machine's, or torchrun's",
+        section="executor", minimum=1, maximum=1024,
+    )  # fmt: skip
+    deterministic: bool = option(
+        False, "on a GPU, give a request the same bits whatever is computed beside it, which costs speed; the native "
+        "executor always does", section="executor",
+    )  # fmt: skip
+    overlap_schedule: bool = option(
+        True, "let an executor that can begin the next decode step before the results of the one before are read",
+        section="executor",
+    )  # fmt: skip
+    cuda_graph_rows: int = option(
+        256, "most sequences of a decode step that runs as one captured graph; 0: no graphs", section="executor",
+        minimum=0, maximum=4096,
+    )  # fmt: skip
     role: str = option(
         "both", "half of a prefill/decode pair that this worker is there for; prefill generates nothing, decode and "
         "both also serve alone", section="handover", choices=("both", "prefill", "decode"),
@@ -172,6 +188,10 @@ class EngineConfig:
         minimum=2,
     )  # fmt: skip
 
+    kv_cache_dtype: str = option(
+        "auto", "type of the KV pool of torch-cuda; fp8 (e4m3) holds twice the tokens of bfloat16 and is less "
+        "precise; auto: the dtype", section="cache", choices=("auto", "fp8"),
+    )  # fmt: skip
     lease_budget: float = option(
         0.3, "share of the KV pages that prefix leases may hold", section="cache", minimum=0, maximum=0.9
     )

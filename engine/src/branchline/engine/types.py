@@ -183,6 +183,7 @@ class ForwardBatch:
     context_lens: I32  # [B] KV length of each sequence after this step
     page_tables: list[list[int]]  # B lists of at least ceil(context_len / page_size) page numbers
     logit_rows: I64  # [R] indices into [0, T) whose logits are wanted, ascending
+    ahead: I32 | None = None  # [T] plan of the step before whose token this is, not known to the host; −1: token_ids
 
 
 @dataclass(slots=True)
@@ -270,6 +271,21 @@ class HostExecutor(Protocol):
 
     def move_pages(self, moves: Sequence[PageMove]) -> None:
         """Copy in this order, so that the next `run` sees it done."""
+
+
+@runtime_checkable
+class QueueExecutor(Executor, Protocol):
+    """What an executor offers besides `Executor` if a step can be queued before the one before is done.
+
+    Steps are done in the order of `launch`, and whatever else the executor does in between takes its place among them.
+    At most two are in flight. `batch.ahead` names tokens of the step launched just before, guesses apart.
+    """
+
+    def launch(self, batch: ForwardBatch, plans: list[RowPlan]) -> object:
+        """Queue `run` and `sample` of a step, and wait for nothing."""
+
+    def collect(self, flight: object) -> list[RowResult]:
+        """Wait for a launched step; what `sample` would have answered. In the order of launches, once each."""
 
 
 @runtime_checkable

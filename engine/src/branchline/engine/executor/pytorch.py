@@ -7,30 +7,29 @@ raised: they concern the whole process. Works on `cpu` and on `cuda` devices wit
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import torch
 
 from branchline.engine.attention.base import AttentionBackend, AttentionShape
 from branchline.engine.errors import InternalError, LoadError
 from branchline.engine.executor.decoder import Decoder
+from branchline.engine.executor.holding import HoldsPages
 from branchline.engine.executor.on_torch import SamplesOnTorch, device_of, dtype_of
 from branchline.engine.executor.weights import load_weights
 from branchline.engine.model.source import LoadedModel
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization.base import QuantizationMethod
-from branchline.engine.types import ForwardBatch, PageMove
+from branchline.engine.types import ForwardBatch
 from branchline.registry import attention_backends
 
 
-class TorchExecutor(SamplesOnTorch):
+class TorchExecutor(SamplesOnTorch, HoldsPages):
     """Executor on torch; see `branchline.engine.types.Executor` for the contract."""
 
     api_version = 1
 
     def __init__(self, decoder: Decoder, spec: ModelSpec, *, num_pages: int, page_size: int, numerics_id: str) -> None:
         self._decoder: Decoder | None = decoder
-        self._host: torch.Tensor | None = None
         self.vocab_size = spec.vocab_size
         self.num_pages = num_pages
         self.page_size = page_size
@@ -48,54 +47,9 @@ class TorchExecutor(SamplesOnTorch):
         return self.decoder.hidden
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page's keys and values."""
-        pool = self.decoder.pool
-        return pool.element_size() * pool.numel() // pool.shape[2] * self.page_size
-
-    def reserve_host(self, slots: int) -> None:
-        """Reserve [slots, layers, 2, page_size, kv_heads, head_dim] of host memory, pinned for a GPU."""
-        pool = self.decoder.pool
-        layers, two, _, heads, width = pool.shape
-        shape = (slots, layers, two, self.page_size, heads, width)
-        try:
-            self._host = torch.empty(shape, dtype=pool.dtype, pin_memory=pool.device.type == "cuda")
-        except (RuntimeError, MemoryError) as error:
-            raise LoadError(
-                f"no memory for {slots} host pages of {self.page_bytes} bytes: lower host-cache-gib",
-                field="host_cache_gib",
-            ) from error
-
-    def move_pages(self, moves: Sequence[PageMove]) -> None:
-        """Copy pages between the tiers, in this order. On a GPU they are queued on its stream, as the next run is."""
-        pool, host, size = self.decoder.pool, self._host, self.page_size
-        if host is None:
-            raise InternalError("no host tier was reserved")
-        for store, page, slot in moves:
-            on_device = pool[:, :, page * size : (page + 1) * size]
-            if store:
-                host[slot].copy_(on_device, non_blocking=True)
-            else:
-                on_device.copy_(host[slot], non_blocking=True)
-
-    def read_pages(self, pages: Sequence[int]) -> bytes:
-        """The bytes of these pages, each [layers, 2, page_size, kv_heads, head_dim], one after the other."""
-        pool, size = self.decoder.pool, self.page_size
-        with torch.inference_mode():
-            picked = [pool[:, :, page * size : (page + 1) * size].contiguous() for page in pages]
-            return b"".join(page.view(torch.uint8).cpu().numpy().tobytes() for page in picked)
-
-    def write_pages(self, pages: Sequence[int], data: bytes | memoryview) -> None:
-        """Fill pages from what `read_pages` gave. Raises ValueError, and writes nothing, for another size."""
-        pool, size, each = self.decoder.pool, self.page_size, self.page_bytes
-        if len(data) != each * len(pages):
-            raise ValueError(f"{len(data)} bytes are not {len(pages)} pages of {each}")
-        layers, two, _, heads, width = pool.shape
-        with torch.inference_mode():
-            for number, page in enumerate(pages):
-                piece = bytearray(data[number * each : (number + 1) * each])
-                filled = torch.frombuffer(piece, dtype=pool.dtype).view(layers, two, size, heads, width)
-                pool[:, :, page * size : (page + 1) * size].copy_(filled)
+    def pool(self) -> torch.Tensor:
+        """See HoldsHost."""
+        return self.decoder.pool
 
     def close(self) -> None:
         """Drop weights and pool; idempotent."""

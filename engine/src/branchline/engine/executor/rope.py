@@ -67,6 +67,12 @@ class RotaryTable:
             self._grow(max(highest + 1, min(2 * self._rows, self._limit)))
         return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
 
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and signed sines [context_length, head_dim] of every position, which stay where they are."""
+        if self._rows < self._limit:
+            self._grow(self._limit)
+        return self._cos, self._sin
+
     def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotated copy of [T, heads, head_dim]."""
         swapped = torch.cat((heads[..., self._half :], heads[..., : self._half]), dim=-1)

@@ -14,7 +14,7 @@ class Cpu:
     rank = 0
     device = "cpu"
     dtype = "float32"
-    executors = ("native", "torch", "transformers")
+    executors = ("native", "torch", "torch-cuda", "transformers")
 
     def devices(self) -> list[str]:
         """One."""

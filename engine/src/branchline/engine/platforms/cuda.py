@@ -16,7 +16,7 @@ class Cuda:
     rank = 100
     device = "cuda"
     dtype = "bfloat16"
-    executors = ("torch", "transformers")
+    executors = ("torch-cuda", "torch", "transformers")
 
     def devices(self) -> list[str]:
         """Names of the GPUs; empty without torch or without a driver's device.

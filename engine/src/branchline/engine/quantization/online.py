@@ -27,7 +27,7 @@ def _rows(weight: torch.Tensor, top: float) -> tuple[torch.Tensor, torch.Tensor]
     return wide.div_(scales[:, None]) if wide is not weight else wide / scales[:, None], scales
 
 
-class _Held:
+class Held:
     """Codes [out, in] and float32 scales [out]."""
 
     def __init__(self, codes: torch.Tensor, scales: torch.Tensor) -> None:
@@ -45,7 +45,7 @@ class _Held:
         return product if bias is None else product + bias
 
 
-class _DynamicInt8(_Held):
+class _DynamicInt8(Held):
     """Integer products: each row of activations is rounded to int8 by its own largest value."""
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -67,7 +67,7 @@ class _Online:
 
     api_version = 1
     name: ClassVar[str]
-    executors: tuple[str, ...] = ("torch",)
+    executors: tuple[str, ...] = ("torch", "torch-cuda")
     native_dtype: str = ""
     of_checkpoint = False
 
@@ -84,14 +84,14 @@ class Int8WeightOnly(_Online):
     def matrix(self, weight: torch.Tensor) -> Matrix | None:
         """See QuantizationMethod."""
         scaled, scales = _rows(weight, INT8)
-        return _Held(scaled.round_().to(torch.int8), scales)
+        return Held(scaled.round_().to(torch.int8), scales)
 
 
 class Int8Dynamic(_Online):
     """QuantizationMethod: int8 weights and activations. Native (its own kernels) and torch."""
 
     name = "int8_dynamic"
-    executors = ("native", "torch")
+    executors = ("native", "torch", "torch-cuda")
     native_dtype = "int8"
 
     def matrix(self, weight: torch.Tensor) -> Matrix | None:
@@ -108,4 +108,4 @@ class Fp8(_Online):
     def matrix(self, weight: torch.Tensor) -> Matrix | None:
         """See QuantizationMethod."""
         scaled, scales = _rows(weight, FP8)
-        return _Held(scaled.to(torch.float8_e4m3fn), scales)
+        return Held(scaled.to(torch.float8_e4m3fn), scales)

@@ -206,7 +206,7 @@ class _Packed(abc.ABC):
     """What the two methods share."""
 
     api_version = 1
-    executors = ("native", "torch")
+    executors = ("native", "torch", "torch-cuda")
     native_dtype = ""
     of_checkpoint = True
     name = ""

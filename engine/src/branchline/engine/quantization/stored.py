@@ -19,7 +19,7 @@ class GgufWeights:
 
     api_version = 1
     name = "gguf"
-    executors = ("native", "torch")
+    executors = ("native", "torch", "torch-cuda")
     native_dtype = ""
     of_checkpoint = True
 

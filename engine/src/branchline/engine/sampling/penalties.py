@@ -6,7 +6,11 @@ Counts are kept as columns that grow, so that a step costs the number of distinc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from branchline.engine.types import SamplingParams
@@ -57,21 +61,36 @@ def penalty_state(prompt: tuple[int, ...], params: SamplingParams) -> PenaltySta
 
 def penalise(logits: torch.Tensor, states: list[tuple[int, PenaltyState]]) -> None:
     """Change float32 `logits` [rows, vocab] in place for the given (row, state) pairs."""
+    found = columns(states)
+    if found:
+        apply(logits, {name: torch.from_numpy(array).to(logits.device) for name, array in found.items()})
+
+
+def columns(states: list[tuple[int, PenaltyState]]) -> dict[str, npt.NDArray[Any]]:
+    """What `apply` needs of these (row, state) pairs, an entry a penalised logit; empty if there is none."""
     states = [(row, state) for row, state in states if state.used]
     if not states:
-        return
+        return {}
     sizes = [state.used for _, state in states]
 
-    def spread(values: list[float]) -> torch.Tensor:
-        return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), sizes)).to(logits.device)
+    def spread(values: list[float]) -> npt.NDArray[np.float32]:
+        return np.repeat(np.asarray(values, dtype=np.float32), sizes)
 
-    rows = torch.from_numpy(np.repeat(np.asarray([row for row, _ in states], dtype=np.int64), sizes))
-    ids = torch.from_numpy(np.concatenate([state.ids[: state.used] for _, state in states]))
-    counts = torch.from_numpy(np.concatenate([state.counts[: state.used] for _, state in states])).to(logits.device)
-    where = (rows.to(logits.device), ids.to(logits.device))
-    values = logits[where]
-    repetition = spread([state.params.repetition_penalty for _, state in states])
+    return {
+        "penalised_rows": np.repeat(np.asarray([row for row, _ in states], dtype=np.int64), sizes),
+        "penalised_ids": np.concatenate([state.ids[: state.used] for _, state in states]),
+        "counts": np.concatenate([state.counts[: state.used] for _, state in states]),
+        "repetition": spread([state.params.repetition_penalty for _, state in states]),
+        "frequency": spread([state.params.frequency_penalty for _, state in states]),
+        "presence": spread([state.params.presence_penalty for _, state in states]),
+    }
+
+
+def apply(logits: torch.Tensor, found: Mapping[str, torch.Tensor]) -> None:
+    """Change float32 `logits` [rows, vocab] in place by what `columns` gave, on their device. Waits for nothing."""
+    where = (found["penalised_rows"], found["penalised_ids"])
+    values, counts, repetition = logits[where], found["counts"], found["repetition"]
     values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= spread([state.params.frequency_penalty for _, state in states]) * counts
-    values -= spread([state.params.presence_penalty for _, state in states]) * (counts > 0)
+    values -= found["frequency"] * counts
+    values -= found["presence"] * (counts > 0)
     logits[where] = values

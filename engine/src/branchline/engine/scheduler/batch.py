@@ -37,6 +37,7 @@ class Row:
     forced: bool = False  # `draft` is what the constraint leaves, not guessed
     verified: bool = False  # sampled without its mask and looked at afterwards
     waits: bool = False  # its mask is late: the step's results do not count
+    source: int = -1  # plan of the step before whose token this row computes, if that is not known yet
     news: News | None = None  # of a plain row, once its token is known
 
     def renew(self) -> None:

@@ -31,6 +31,7 @@ class PageTables:
         self.page_size = page_size
         self.has_host = cache.host_counters()[0] > 0
         self.version = 0  # rises when the tree may have grown
+        self.epoch = 0  # the step in flight whose rows may still write to pages that are given back; 0: none
 
     def find(self, sequence: Sequence, limit: int) -> tuple[int, list[int]]:
         """(node, pages) that the tree has of the sequence's first `limit` tokens. Nothing is locked."""
@@ -100,8 +101,8 @@ class PageTables:
         _, pages = self.find(sequence, sequence.full * self.page_size)
         if len(pages) < sequence.full:
             return False
-        sequence.pages[: sequence.full] = pages
-        self.cache.free(sequence.duplicates)
+        sequence.pages = pages + sequence.pages[sequence.full :]  # a new list: tables in flight only grow
+        self.cache.free(sequence.duplicates, self.epoch)
         sequence.duplicates = []
         return True
 
@@ -113,7 +114,7 @@ class PageTables:
         if sequence.node is not None:
             self.cache.unlock(sequence.node)
         if own:
-            self.cache.free(own)
+            self.cache.free(own, self.epoch)
         sequence.node = None
         sequence.pages = []
         sequence.duplicates = []

@@ -16,7 +16,7 @@ from branchline.engine.cache import RadixCacheBackend
 from branchline.engine.cache.leases import LeaseBook
 from branchline.engine.errors import EngineError, InternalError, ResourceExhausted
 from branchline.engine.handover import Handovers
-from branchline.engine.scheduler import drafting, scores, victims
+from branchline.engine.scheduler import ahead, drafting, scores, victims
 from branchline.engine.scheduler.batch import Row, Step, pack
 from branchline.engine.scheduler.cost import Allowance, StepCost, Work, allowance
 from branchline.engine.scheduler.estimates import Estimates
@@ -150,6 +150,20 @@ class Scheduler:
                 self._add_prefills(rows, room, Turns((), (), 0), now)
         move_pages(self._cache, self._executor)
         return pack(rows, self.pages.page_size, decodes) if rows else None
+
+    def ahead(self, step: Step) -> Step | None:
+        """The decode step after `step`, whose results nobody knows yet; None if it depends on them. See ahead.py."""
+        if self.drafter is not None or self._gives_way():
+            return None
+        return ahead.after(step, len(self._prefilling), self.pages)
+
+    def _gives_way(self) -> bool:
+        """Whether somebody who waits could run now, in a free place or in one of lower priority."""
+        first, options = self.waiting.highest(), self.options
+        if first is None or self.running < options.max_running_requests:
+            return first is not None
+        preempted = victims.for_priority(self.sequences(), first.priority, options.preemptions)
+        return options.preemption and preempted is not None
 
     def alone(self, row: Row) -> Step:
         """A step of this one row of a step that failed, without its guesses."""
@@ -408,11 +422,6 @@ class Scheduler:
             except Exception as error:
                 self.fail(sequence.group, _internal(error))
 
-    def fail_step(self, step: Step, error: EngineError) -> None:
-        """The executor failed: end the requests of the step; what was computed before stays cached."""
-        for group in _groups(step.rows):
-            self.fail(group, error)
-
     def _commit_row(self, row: Row, results: list[RowResult], now: float) -> None:
         sequence = row.sequence
         if sequence.fault is not None:
@@ -475,10 +484,6 @@ class Scheduler:
         """A sequence ended by itself."""
         self.forecast.ended(sequence.generated)
         self._drop(sequence, keep=True)
-
-
-def _groups(rows: Iterable[Row]) -> list[Group]:
-    return list({id(row.sequence.group): row.sequence.group for row in rows}.values())
 
 
 def _internal(error: Exception) -> EngineError:

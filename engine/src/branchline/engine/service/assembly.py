@@ -29,6 +29,7 @@ from branchline.engine.grammar.testing import build_backend
 from branchline.engine.handover import Handovers, TransferContext, build_backends
 from branchline.engine.handover.rooms import PIECE_BYTES
 from branchline.engine.loop import EngineLoop, LoopOptions
+from branchline.engine.loop_ahead import AheadLoop
 from branchline.engine.loop_parts import Watch
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization import QuantizationMethod, choose
@@ -36,7 +37,7 @@ from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.service import hardware
 from branchline.engine.service.limits import ModelInfo
 from branchline.engine.speculative import DraftContext, Drafter, build_drafter
-from branchline.engine.types import Delta, Executor, HostExecutor, PageExecutor, Request, SamplingParams
+from branchline.engine.types import Delta, Executor, HostExecutor, PageExecutor, QueueExecutor, Request, SamplingParams
 
 if TYPE_CHECKING:
     from branchline.engine.model.source import LoadedModel
@@ -120,7 +121,7 @@ def _around(
     changed = overrides.apply(config, overrides.facts_of(loaded), given)
     if changed is not config:
         config, plan = changed, hardware.plan(changed)
-    plan = _plan_for(loaded.spec, config, plan)
+    plan = hardware.plan_for(loaded.spec, config, plan)
     method = choose(config.quantization, loaded)
     if method is not None:
         loaded = method.open(loaded)
@@ -143,7 +144,7 @@ def _around(
     )
     handovers = build_handovers(config, plan.executor, executor, cache)
     watchers, metrics, tracing = _watchers(config, loaded)
-    loop = _loop(chain)(
+    loop = _loop(chain, executor, ahead=config.overlap_schedule)(
         executor,
         cache,
         vocabulary,
@@ -191,30 +192,10 @@ def _around(
     )
 
 
-def _plan_for(spec: ModelSpec, config: EngineConfig, plan: hardware.Plan) -> hardware.Plan:
-    """The plan, once it is known what the model needs."""
-    if spec.fallback:
-        return _fallback_plan(config, spec)
-    if spec.experts is not None and config.executor == "auto":
-        return hardware.plan(replace(config, executor="torch"))  # the only one that runs experts
-    return plan
-
-
-def _fallback_plan(config: EngineConfig, spec: ModelSpec) -> hardware.Plan:
-    """The one executor that runs an architecture without a family of ours."""
-    if config.executor not in ("auto", "transformers"):
-        raise LoadError(
-            f"the executor {config.executor} has no family for {spec.architecture}: leave --executor out; the executor "
-            "transformers runs it, slowly",
-            field="executor",
-        )
-    return hardware.plan(replace(config, executor="transformers"))
-
-
-def _loop(chain: hooks.Chain) -> Callable[..., EngineLoop]:
-    """The loop's class, with hooks in it only where there are some."""
+def _loop(chain: hooks.Chain, executor: Executor, *, ahead: bool) -> Callable[..., EngineLoop]:
+    """The loop's class: with hooks in it only where there are some, else one step ahead where the executor can."""
     if not chain:
-        return EngineLoop
+        return AheadLoop if ahead and isinstance(executor, QueueExecutor) else EngineLoop
     from branchline.engine.hooks.loop import HookedLoop
 
     return partial(HookedLoop, chain)
@@ -302,7 +283,11 @@ def _drafter(
 def _build_executor(
     config: EngineConfig, plan: hardware.Plan, loaded: LoadedModel, pages: int, method: QuantizationMethod | None
 ) -> Executor:
-    if method is not None and plan.executor not in method.executors and plan.executor in ("native", "torch"):
+    if (
+        method is not None
+        and plan.executor not in method.executors
+        and plan.executor in ("native", "torch", "torch-cuda")
+    ):
         raise LoadError(
             f"quantization {method.name!r} is not run by the executor {plan.executor!r}: use --executor "
             f"{method.executors[0]}",
@@ -310,7 +295,11 @@ def _build_executor(
         )
     extra = {} if method is None else {"quantization": method}
     factory = registry.executors.get(plan.executor)
-    own = {"weight_dtype": plan.weight_dtype} if plan.executor == "native" else {}
+    own: dict[str, object] = {"weight_dtype": plan.weight_dtype} if plan.executor == "native" else {}
+    if plan.executor == "torch-cuda":
+        from branchline.engine.executor.cuda.build import CudaOptions
+
+        own["options"] = CudaOptions.of(config)
     executor = factory(
         loaded,
         device=plan.device,
@@ -466,9 +455,9 @@ def _describe(
 
 def output_promise(plan: hardware.Plan) -> str:
     """What a repeated request may rely on, whatever else the worker does; see docs/determinism.md."""
-    if plan.executor == "native":
+    if plan.executor == "native" or (plan.executor == "torch-cuda" and plan.deterministic):
         return "bitwise"
-    if plan.executor == "torch" and plan.device == "cpu" and plan.dtype == "float32":
+    if plan.executor in ("torch", "torch-cuda") and plan.device == "cpu" and plan.dtype == "float32":
         return "near-ties"
     return "seed"
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from branchline.engine.config import EngineConfig
 from branchline.engine.errors import LoadError
+from branchline.engine.executor.cuda.choice import choose_attention
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.platforms import Platform
 from branchline.engine.platforms.cpu import SHARE as CPU_SHARE
@@ -19,7 +20,7 @@ from branchline.engine.platforms.cuda import Cuda
 from branchline.engine.platforms.memory import free_memory, total_memory
 from branchline.registry import RegistryError, platforms, quantization_methods
 
-__all__ = ["CPU_SHARE", "Plan", "free_memory", "gpus", "plan", "pool_pages", "total_memory"]
+__all__ = ["CPU_SHARE", "Plan", "free_memory", "gpus", "plan", "plan_for", "pool_pages", "total_memory"]
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2, "auto": 2}  # of the KV cache; weights take no more
 WEIGHT_BYTES = {"int8": 2, "bf16": 2, "f32": 4}
@@ -37,6 +38,7 @@ class Plan:
     why: tuple[str, ...]
     weight_dtype: str = "auto"
     platform: str = "cpu"
+    deterministic: bool = False
 
 
 def plan(config: EngineConfig) -> Plan:
@@ -47,8 +49,11 @@ def plan(config: EngineConfig) -> Plan:
     if executor == "auto":
         executor, reason = _choose(config, platform)
         why.append(f"executor {executor}: {reason}")
-    if executor == "torch" and importlib.util.find_spec("torch") is None:
-        raise LoadError("the torch executor needs torch, which is not installed: run pip install 'branchline[torch]'")
+    if executor in ("torch", "torch-cuda") and importlib.util.find_spec("torch") is None:
+        raise LoadError(
+            f"the {executor} executor needs torch, which is not installed: run pip install 'branchline[torch]'"
+        )
+    _check_cuda_options(config, executor)
     if executor == "native":
         return _native_plan(config, platform, why)
     if config.weight_dtype != "auto":
@@ -66,10 +71,33 @@ def plan(config: EngineConfig) -> Plan:
         dtype = platform.dtype
         why.append(f"dtype {dtype}: the default on {name}")
     backend = config.attention_backend
-    if backend == "auto":
+    if backend == "auto" and executor == "torch-cuda":
+        backend, reason = choose_attention(platform.device, dtype, config.page_size, deterministic=config.deterministic)
+        why.append(f"attention backend {backend}: {reason}")
+    elif backend == "auto":
         backend = "torch_paged"
         why.append("attention backend torch_paged: the built-in default")
-    return Plan(executor, platform.device, dtype, backend, tuple(why), platform=name)
+    return Plan(
+        executor, platform.device, dtype, backend, tuple(why), platform=name, deterministic=config.deterministic
+    )
+
+
+def _check_cuda_options(config: EngineConfig, executor: str) -> None:
+    """Refuse what only the executor torch-cuda has where another one is to run."""
+    if executor == "torch-cuda":
+        return
+    asked = {
+        "kv_cache_dtype": config.kv_cache_dtype != "auto",
+        "tensor_parallel_size": config.tensor_parallel_size > 1,
+        "deterministic": config.deterministic and executor != "native",
+    }
+    for field, wanted in asked.items():
+        if wanted:
+            raise LoadError(
+                f"{field.replace('_', '-')} is for the executor torch-cuda and {executor} is to run: leave it out, or "
+                "give --executor torch-cuda",
+                field=field,
+            )
 
 
 def _platform(name: str) -> Platform:
@@ -96,7 +124,8 @@ def _best(executor: str) -> tuple[str, Platform, str]:
 def _choose(config: EngineConfig, platform: Platform | None) -> tuple[str, str]:
     """What something asks for (an attention backend, a quantisation), else the platform's first executor."""
     if config.attention_backend != "auto":
-        return "torch", f"attention backend {config.attention_backend} is asked for"
+        on_gpu = config.device == "cuda" or (platform is None and bool(Cuda().devices()))
+        return ("torch-cuda" if on_gpu else "torch"), f"attention backend {config.attention_backend} is asked for"
     method = _method_executors(config)
     if platform is not None:
         fit = [one for one in platform.executors if not method or one in method]
@@ -109,12 +138,13 @@ def _choose(config: EngineConfig, platform: Platform | None) -> tuple[str, str]:
                 field="quantization",
             )
         return fit[0], f"device {config.device} is asked for"
-    if method and "native" not in method:
-        return method[0], f"quantization {config.quantization} is run by it alone"
     made = {name: _platform(name) for name in platforms.names()}
     for name, one in sorted(made.items(), key=lambda pair: (-pair[1].rank, pair[0])):
-        if name != "cpu" and one.devices():
-            return one.executors[0], f"{name} finds {', '.join(one.devices())}"
+        fit = [executor for executor in one.executors if not method or executor in method]
+        if name != "cpu" and fit and one.devices():
+            return fit[0], f"{name} finds {', '.join(one.devices())}"
+    if method and "native" not in method:
+        return method[0], f"quantization {config.quantization} is run by it alone"
     return "native", "no GPU is in use"
 
 
@@ -157,12 +187,33 @@ def reachable(host: str) -> str:
         return "127.0.0.1"
 
 
+def plan_for(spec: ModelSpec, config: EngineConfig, usual: Plan) -> Plan:
+    """The plan, once it is known what the model needs."""
+    if spec.fallback:
+        return _fallback_plan(config, spec)
+    if spec.experts is not None and usual.executor == "native" and config.executor == "auto":
+        return plan(replace(config, executor="torch"))  # the one that runs experts on a CPU
+    return usual
+
+
+def _fallback_plan(config: EngineConfig, spec: ModelSpec) -> Plan:
+    """The one executor that runs an architecture without a family of ours."""
+    if config.executor not in ("auto", "transformers"):
+        raise LoadError(
+            f"the executor {config.executor} has no family for {spec.architecture}: leave --executor out; the executor "
+            "transformers runs it, slowly",
+            field="executor",
+        )
+    return plan(replace(config, executor="transformers"))
+
+
 def pool_pages(config: EngineConfig, spec: ModelSpec, context_length: int, plan: Plan) -> int:
     """Pages of the KV pool. Raises LoadError if not even one context's page fits."""
     if config.max_total_tokens is not None:
         return config.max_total_tokens // config.page_size
-    page_bytes = spec.page_bytes(config.page_size, ELEMENT_BYTES.get(plan.dtype, 4))
-    room = _room(spec, plan)
+    element = 1 if config.kv_cache_dtype == "fp8" else ELEMENT_BYTES.get(plan.dtype, 4)
+    page_bytes = spec.page_bytes(config.page_size, element) // config.tensor_parallel_size
+    room = _room(spec, plan, config.tensor_parallel_size)
     wanted = -(-CONTEXTS * context_length // config.page_size)
     pages = min(wanted, int(room // page_bytes))
     if pages < 1:
@@ -173,6 +224,6 @@ def pool_pages(config: EngineConfig, spec: ModelSpec, context_length: int, plan:
     return pages
 
 
-def _room(spec: ModelSpec, plan: Plan) -> float:
+def _room(spec: ModelSpec, plan: Plan, ranks: int = 1) -> float:
     element = WEIGHT_BYTES.get(plan.weight_dtype) or ELEMENT_BYTES.get(plan.dtype, 4)
-    return _platform(plan.platform).room(spec.parameters() * element)
+    return _platform(plan.platform).room(spec.parameters() * element // ranks)
