@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,25 +17,30 @@ import torch
 from branchline.engine import attention, executor  # noqa: F401  both register
 from branchline.engine.cache import CacheContext, build_cache
 from branchline.engine.errors import InternalError, LoadError
-from branchline.engine.executor.cuda.build import CudaOptions, build_executor
+from branchline.engine.executor.cuda.build import CudaOptions, build_executor, build_on_ranks
 from branchline.engine.executor.cuda.engine import CudaExecutor
+from branchline.engine.executor.cuda.group import Alone
+from branchline.engine.executor.cuda.lead import heard, told
 from branchline.engine.executor.cuda.ops import KernelOps, PlainOps
+from branchline.engine.executor.cuda.parallel import Place, gather, place_of
+from branchline.engine.executor.cuda.shard import share_of
 from branchline.engine.executor.cuda.staging import Staging
 from branchline.engine.executor.cuda.step import graph_sizes
 from branchline.engine.executor.pytorch import TorchExecutor
 from branchline.engine.executor.pytorch import build_executor as build_torch
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.loop_ahead import AheadLoop
+from branchline.engine.model.load import load_model
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization.online import Fp8, Int8Dynamic
 from branchline.engine.sampling.sampler import sample
 from branchline.engine.scheduler import SchedulerOptions
-from branchline.engine.types import LogprobParams, Request, RowPlan, SamplingParams
+from branchline.engine.types import HostExecutor, LogprobParams, PageExecutor, Request, RowPlan, SamplingParams
 from branchline.testing import attention as conformance
 from flashlike import module
 from harness import EOS, Answer, Engine, vocabulary
 from recorder import Recorder, RuleBroken
-from small import EXPERTS, SPEC, WINDOW, loaded
+from small import EXPERTS, SPEC, WINDOW, loaded, save
 from tiny import VOCAB
 
 from .driver import Line, batch_of
@@ -111,7 +119,7 @@ def test_flashinfer_is_planned_once_a_step_and_outside_of_graphs(monkeypatch: py
     compare(one, oracle, 0.12)  # both round to 8 bits after each operation
     steps = [word for word in recorder.log if word in ("plan", "replay", "capture")]
     assert steps.count("plan") == 8 + steps.count("capture")
-    for before, word in zip(steps, steps[1:], strict=False):
+    for before, word in pairwise(steps):
         if word in ("replay", "capture"):
             assert before == "plan"
     with pytest.raises(LoadError, match="no float32 kernels"):
@@ -197,10 +205,10 @@ class Served:
         self.loop = kind(one, cache, vocabulary(), options, draw_seed=lambda: 5)
         self.answers: dict[tuple[str, int], Answer] = {}
 
-    def submit(
-        self, name: str, prompt: Sequence[int], logprobs: LogprobParams = LogprobParams(), **params: Any
-    ) -> None:
-        request = Request(name, tuple(prompt), SamplingParams(**{"temperature": 0.0, **params}), logprobs)
+    def submit(self, name: str, prompt: Sequence[int], logprobs: LogprobParams | None = None, **params: Any) -> None:
+        request = Request(
+            name, tuple(prompt), SamplingParams(**{"temperature": 0.0, **params}), logprobs or LogprobParams()
+        )
         self.loop.submit(request, self._take)
 
     def _take(self, step: int, deltas: list[Any]) -> None:
@@ -405,3 +413,69 @@ def test_a_closed_executor_refuses_to_run() -> None:
         logits_of(one, [(Line([0]), [1])])
     with pytest.raises(InternalError, match="0 plans"):
         one.launch(batch_of(SIZE, [(Line([0]), [1])]), [])
+
+
+# ---- ranks --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    save(folder)
+    return folder
+
+
+def test_two_ranks_answer_as_one_and_the_death_of_one_is_told(checkpoint: Path) -> None:
+    named: dict[str, Any] = {
+        "device": "cpu", "dtype": "float32", "num_pages": PAGES, "page_size": SIZE, "threads": 1,
+        "attention_backend": "fixed", "options": CudaOptions(graph_rows=4, context_length=64),
+    }  # fmt: skip
+    lost: list[str] = []
+    model = load_model(str(checkpoint))
+    limits = {"max_step_tokens": 24, "max_running_requests": 5}
+    alone = build_executor(model, **named)
+    whole = traffic(Served(alone, EngineLoop, **limits))
+    two = build_on_ranks(model, 2, os.environ, lost.append, **named)
+    try:
+        assert two.decoder.pool.shape[3] * 2 == alone.decoder.pool.shape[3]
+        assert two.decoder.weights.head.shape[0] * 2 == VOCAB
+        common = {name: value for name, value in named.items() if name not in ("options", "attention_backend")}
+        compare(two, build_torch(model, **common, attention_backend="torch_paged"), 1e-4)
+        assert traffic(Served(two, AheadLoop, **limits)) == whole
+        assert not isinstance(two, PageExecutor) and isinstance(two, HostExecutor)
+        expected = logits_of(two, [(Line([5, 6]), [1, 2, 3, 4, 5])])
+        two.reserve_host(2)
+        two.move_pages([(True, 5, 1), (True, 6, 0)])
+        two.move_pages([(False, 7, 1), (False, 8, 0)])
+        moved, kept = Line([7, 8], 5), Line([5, 6], 5)
+        assert torch.equal(logits_of(two, [(moved, [9])]), logits_of(two, [(kept, [9])]))
+        assert expected.shape == (1, VOCAB) and not lost
+        child = two._ranks._children[0]  # type: ignore[attr-defined]
+        child.kill()
+        child.wait(20)
+        with pytest.raises(InternalError, match="can't be computed without all 2 ranks"):
+            for _ in range(100):
+                logits_of(two, [(Line([5, 6]), [1, 2, 3])])
+        assert len(lost) == 1
+    finally:
+        two.close()
+
+
+def test_ranks_that_do_not_fit_are_refused(checkpoint: Path) -> None:
+    group = Alone()
+    group.size = 3  # type: ignore[misc]
+    with pytest.raises(LoadError, match="heads 4 can't be divided among 3 ranks"):
+        share_of(load_model(str(checkpoint)), group)
+    torchrun = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    with pytest.raises(LoadError, match="tensor-parallel-size is 2 and torchrun started 4 ranks"):
+        gather(2, gpu=False, fixed_order=False, env=torchrun)
+    assert place_of({}) is None and place_of(torchrun) == Place(0, 4, 0)
+
+
+def test_a_batch_is_heard_as_it_was_told() -> None:
+    batch = batch_of(SIZE, [(Line([4, 9, 2]), [1] * 9), (Line([7]), [3])])
+    batch.ahead = np.array([-1] * 9 + [4], np.int32)
+    again = heard(told(batch))
+    assert again.page_tables == batch.page_tables
+    for name in ("token_ids", "positions", "slots", "query_lens", "context_lens", "logit_rows", "ahead"):
+        assert getattr(again, name).tolist() == getattr(batch, name).tolist()

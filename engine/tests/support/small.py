@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import torch
 from branchline.engine.model.source import LoadedModel, StoredTensor
 from branchline.engine.model.spec import Experts, ModelSpec
+from harness import tokenizer_json
+from safetensors.torch import save_file
 from tiny import VOCAB
 
 SPEC = ModelSpec(
@@ -69,3 +72,19 @@ class RandomTensors:
 def loaded(spec: ModelSpec = SPEC) -> LoadedModel:
     """A checked model."""
     return LoadedModel("random", Path("random"), spec, RandomTensors(spec), "random", "F32")
+
+
+def save(folder: Path) -> None:
+    """SPEC's model without norms of heads, as a checkpoint folder."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": True, "hidden_size": SPEC.hidden,
+        "num_hidden_layers": SPEC.layers,
+        "num_attention_heads": SPEC.heads, "num_key_value_heads": SPEC.kv_heads, "head_dim": SPEC.head_dim,
+        "intermediate_size": SPEC.intermediate, "vocab_size": SPEC.vocab_size, "rms_norm_eps": SPEC.norm_eps,
+        "max_position_embeddings": SPEC.context_length, "rope_theta": SPEC.rope_theta, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    tensors = RandomTensors(SPEC)
+    kept = [name for name in tensors.names() if not name.endswith(("q_norm.weight", "k_norm.weight"))]
+    save_file({name: tensors.read(name) for name in kept}, folder / "model.safetensors")

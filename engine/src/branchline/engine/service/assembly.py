@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -129,7 +130,7 @@ def _around(
     context_length = _context_length(config, loaded.spec)
     pages = hardware.pool_pages(config, loaded.spec, context_length, plan)
     progress("building the executor", 0, 0)
-    executor = _build_executor(config, plan, loaded, pages, method)
+    executor = _build_executor(config, plan, loaded, pages, method, config.tensor_parallel_size)
     host_pages = _reserve_host(config, plan.executor, executor)
     vocabulary = _vocabulary(loaded.spec)
     grammars = build_grammars(config, loaded.spec, executor.vocab_size, vocabulary)
@@ -281,7 +282,12 @@ def _drafter(
 
 
 def _build_executor(
-    config: EngineConfig, plan: hardware.Plan, loaded: LoadedModel, pages: int, method: QuantizationMethod | None
+    config: EngineConfig,
+    plan: hardware.Plan,
+    loaded: LoadedModel,
+    pages: int,
+    method: QuantizationMethod | None,
+    ranks: int = 1,
 ) -> Executor:
     if (
         method is not None
@@ -297,9 +303,11 @@ def _build_executor(
     factory = registry.executors.get(plan.executor)
     own: dict[str, object] = {"weight_dtype": plan.weight_dtype} if plan.executor == "native" else {}
     if plan.executor == "torch-cuda":
-        from branchline.engine.executor.cuda.build import CudaOptions
+        from branchline.engine.executor.cuda.build import CudaOptions, on_ranks
 
         own["options"] = CudaOptions.of(config)
+        if ranks > 1:
+            factory = on_ranks(ranks, os.environ)
     executor = factory(
         loaded,
         device=plan.device,

@@ -62,6 +62,10 @@ def run(config: EngineConfig, *, given: frozenset[str] = frozenset()) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if config.tensor_parallel_size > 1 and int(os.environ.get("RANK", "0")) > 0:  # torchrun's: rank 0 serves
+        from branchline.engine.executor.cuda import follow
+
+        return follow.main({**os.environ, **({"BRANCHLINE_RANKS_ON": "cpu"} if config.device == "cpu" else {})})
     progress = ProgressLines()
     try:
         _check_port(config)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import logging
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -14,9 +15,11 @@ from branchline.engine.errors import LoadError
 from branchline.engine.executor.cuda.choice import INVARIANT, choose_attention
 from branchline.engine.executor.cuda.decoder import PagedDecoder
 from branchline.engine.executor.cuda.device import Device, open_device
-from branchline.engine.executor.cuda.engine import CudaExecutor, GraphOptions
+from branchline.engine.executor.cuda.engine import CudaExecutor, CudaSteps, GraphOptions
 from branchline.engine.executor.cuda.group import Alone, Group
+from branchline.engine.executor.cuda.lead import LeadingSteps
 from branchline.engine.executor.cuda.ops import ops_for
+from branchline.engine.executor.cuda.parallel import gather, leave
 from branchline.engine.executor.cuda.shard import share_of, split_head, window_of
 from branchline.engine.executor.cuda.step import graph_sizes
 from branchline.engine.executor.on_torch import device_of, dtype_of
@@ -24,8 +27,6 @@ from branchline.engine.executor.weights import load_weights
 from branchline.engine.model.source import LoadedModel
 from branchline.engine.quantization.base import QuantizationMethod
 from branchline.registry import attention_backends
-
-logger = logging.getLogger(__name__)
 
 KERNELS = 1  # counts up when kernels change the bits
 INVARIANT_WEIGHTS = ("", "gguf", "awq", "gptq", "fp8")  # methods whose products can be invariant: plain ones and e4m3
@@ -65,7 +66,7 @@ def build_executor(
     options: CudaOptions = CudaOptions(),
     group: Group | None = None,
     runtime: Device | None = None,
-) -> CudaExecutor:
+) -> CudaSteps:
     """Convert this rank's share of the weights, reserve the KV pool, capture graphs and return a ready executor.
 
     `attention_backend` auto is what `choose_attention` says. Raises LoadError for an unknown
@@ -101,7 +102,8 @@ def build_executor(
         ) from error
     longest = min(options.context_length or spec.context_length, num_pages * page_size)
     sizes = tuple(graph_sizes(options.graph_rows)) if options.graph_rows else ()
-    return CudaExecutor(
+    kind_of_steps = CudaExecutor if group.size == 1 else LeadingSteps if group.rank == 0 else CudaSteps
+    return kind_of_steps(
         runtime or open_device(target),
         decoder,
         attention,
@@ -112,6 +114,41 @@ def build_executor(
             model, target, kind, name, quantization.name if quantization else "", options, group.size
         ),
     )
+
+
+def on_ranks(size: int, env: Mapping[str, str]) -> Callable[..., CudaSteps]:
+    """`build_executor` for a model on several ranks. `env` is the environment: torchrun's ranks are in it."""
+
+    def build(model: LoadedModel, **named: Any) -> CudaSteps:
+        return build_on_ranks(model, size, env, **named)
+
+    return build
+
+
+def build_on_ranks(
+    model: LoadedModel, size: int, env: Mapping[str, str], on_loss: Callable[[str], None] = leave, **named: Any
+) -> CudaSteps:
+    """`build_executor` on `size` ranks, of which this process is the first; `named` are its options.
+
+    Each rank reads the checkpoint that `model.reference` names. Raises LoadError as build_executor does, or if ranks
+    can't meet or one of them can't build its share.
+    """
+    options: CudaOptions = named["options"]
+    gpu = device_of(named["device"]).type == "cuda"
+    ranks = gather(size, gpu=gpu, fixed_order=options.deterministic, env=env, on_loss=on_loss)
+    method = named.get("quantization")
+    facts = {name: named[name] for name in ("dtype", "num_pages", "page_size", "threads", "attention_backend")}
+    facts |= {"model": model.reference, "fingerprint": model.fingerprint, "options": dataclasses.asdict(options)}
+    facts["quantization"] = "" if method is None else method.name
+    try:
+        ranks.tell("build", facts)
+        made = build_executor(model, group=ranks, **named)
+    except BaseException:
+        ranks.close()
+        raise
+    assert isinstance(made, LeadingSteps), "rank 0 of several leads"
+    made.lead(ranks, on_loss)
+    return made
 
 
 def _pool_dtype(name: str, kind: torch.dtype, attention: str) -> torch.dtype:

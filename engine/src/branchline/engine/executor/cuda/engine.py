@@ -20,7 +20,7 @@ from branchline.engine.executor.cuda.device import Device
 from branchline.engine.executor.cuda.graphs import DecodeGraphs
 from branchline.engine.executor.cuda.staging import Staging
 from branchline.engine.executor.cuda.step import StepInputs, arrays, is_decode
-from branchline.engine.executor.holding import HoldsPages
+from branchline.engine.executor.holding import HoldsHost, HoldsPages
 from branchline.engine.sampling import queued
 from branchline.engine.sampling.penalties import PenaltyState, penalty_state
 from branchline.engine.types import ForwardBatch, RowPlan, RowResult, SamplingParams
@@ -37,8 +37,8 @@ class GraphOptions:
     at_start: bool = True  # else each when it is first needed
 
 
-class CudaExecutor(HoldsPages):
-    """Executor and QueueExecutor; see `branchline.engine.types`."""
+class CudaSteps(HoldsHost):
+    """Executor, QueueExecutor and HostExecutor; see `branchline.engine.types`."""
 
     api_version = 1
 
@@ -101,6 +101,13 @@ class CudaExecutor(HoldsPages):
             self._tokens[: len(plans)].copy_(flight.tokens)
         return flight
 
+    def take_part(self, batch: ForwardBatch, tokens: int, share: Callable[[torch.Tensor], None]) -> None:
+        """Run a step of another rank's, and get the `tokens` chosen there by `share`, which fills a tensor."""
+        with torch.inference_mode():
+            self._output = self._step(batch)
+            if tokens:
+                share(self._tokens[:tokens])
+
     def collect(self, flight: object) -> list[RowResult]:
         """See QueueExecutor."""
         assert isinstance(flight, queued.Queued), "flights come from launch"
@@ -156,3 +163,7 @@ class CudaExecutor(HoldsPages):
     def close(self) -> None:
         """Drop graphs, weights and pool; idempotent."""
         self._graphs = self._decoder = self._output = self._host = None
+
+
+class CudaExecutor(CudaSteps, HoldsPages):
+    """The executor of one process, whose pages can also be handed to other workers."""
