@@ -16,6 +16,7 @@ import pytest
 import torch
 from branchline.engine import attention, executor  # noqa: F401  both register
 from branchline.engine.cache import CacheContext, build_cache
+from branchline.engine.config import EngineConfig
 from branchline.engine.errors import InternalError, LoadError
 from branchline.engine.executor.cuda.build import CudaOptions, build_executor, build_on_ranks
 from branchline.engine.executor.cuda.engine import CudaExecutor
@@ -35,6 +36,7 @@ from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization.online import Fp8, Int8Dynamic
 from branchline.engine.sampling.sampler import sample
 from branchline.engine.scheduler import SchedulerOptions
+from branchline.engine.service import assembly, main
 from branchline.engine.types import HostExecutor, LogprobParams, PageExecutor, Request, RowPlan, SamplingParams
 from branchline.testing import attention as conformance
 from flashlike import module
@@ -479,3 +481,27 @@ def test_a_batch_is_heard_as_it_was_told() -> None:
     assert again.page_tables == batch.page_tables
     for name in ("token_ids", "positions", "slots", "query_lens", "context_lens", "logit_rows", "ahead"):
         assert getattr(again, name).tolist() == getattr(batch, name).tolist()
+
+
+def test_options_reach_the_executor_and_what_is_told_of_it(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common: dict[str, Any] = {
+        "model": str(checkpoint), "executor": "torch-cuda", "device": "cpu", "max_total_tokens": 128,
+        "grammar_backend": "none", "threads": 1,
+    }  # fmt: skip
+    made = assembly.build(EngineConfig(**common, deterministic=True, cuda_graph_rows=3), lambda *_: None)
+    other = assembly.build(EngineConfig(**common, overlap_schedule=False, kv_cache_dtype="auto"), lambda *_: None)
+    try:
+        assert isinstance(made, assembly.Engine) and isinstance(other, assembly.Engine)
+        assert (type(made.loop), type(other.loop)) == (AheadLoop, EngineLoop)
+        assert (made.model.output_promise, other.model.output_promise) == ("bitwise", "near-ties")
+        assert any("attention_backends=fixed" in one for one in made.components)
+        assert isinstance(made.executor, CudaExecutor) and made.executor._graphs is not None
+        assert made.executor._graphs.fits(4) and not made.executor._graphs.fits(5)
+        assert made.model.numerics_id != other.model.numerics_id
+    finally:
+        made.close()
+        other.close()
+    heard: list[str] = []
+    monkeypatch.setattr("branchline.engine.executor.cuda.follow.main", lambda env: (heard.append(env["RANK"]), 7)[1])
+    monkeypatch.setenv("RANK", "1")
+    assert main.run(EngineConfig(**common, tensor_parallel_size=2)) == 7 and heard == ["1"]

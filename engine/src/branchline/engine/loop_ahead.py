@@ -2,7 +2,7 @@
 
 Built in the place of EngineLoop for executors that can queue (QueueExecutor). Steps whose successor depends on their
 results (prompts under way, somebody to admit, constraints, penalties, guesses) run as they do without it. Output is
-the same; a sequence that ends by a token or a string costs one row computed for nothing. See docs/adr/0040.
+the same; a sequence that ends by a token or a string costs one row computed for nothing. See docs/adr/0047.
 """
 
 from __future__ import annotations

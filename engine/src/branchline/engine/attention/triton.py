@@ -45,6 +45,7 @@ class TritonAttention:
         self._split = INVARIANT_SPLIT if invariant else None
         self._upload: Upload = self._send
         self._rows = PageRows()
+        self._workspace: torch.Tensor | None = None
 
     def _send(self, arrays: object, into: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """The upload of whoever was not connected."""
@@ -74,16 +75,28 @@ class TritonAttention:
 
     def prepare(self, rows: int, pages: int) -> object:
         """See GraphAttention."""
-        shape, longest = self._shape, pages * self._shape.page_size
+        longest = pages * self._shape.page_size
         return TritonPlan(
             torch.zeros((rows, pages), dtype=torch.int32, device=self._device),
             torch.ones(rows, dtype=torch.int32, device=self._device),
             rows,
             longest,
-            workspace=kernels.decode_workspace(
-                rows, shape.heads, shape.head_dim, longest, split_tokens=self._split, device=self._device
-            ),
+            workspace=self._scratch(rows, longest),
         )
+
+    def _scratch(self, rows: int, longest: int) -> torch.Tensor:
+        """The workspace of a graph: graphs run one after the other, so all of them have the same memory."""
+        shape = self._shape
+
+        def room(device: torch.device) -> torch.Tensor:
+            return kernels.decode_workspace(
+                rows, shape.heads, shape.head_dim, longest, split_tokens=self._split, device=device
+            )
+
+        count = room(torch.device("meta")).numel()
+        if self._workspace is None or self._workspace.numel() < count:
+            self._workspace = room(self._device)
+        return self._workspace[:count]
 
     def update(self, plan: object, batch: ForwardBatch) -> None:
         """See GraphAttention. Only as many columns as the step has pages go up."""

@@ -76,7 +76,7 @@ def results(queued: Queued) -> list[RowResult]:
     def take(dtype: Any, *shape: int) -> npt.NDArray[Any]:
         nonlocal at
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        found = data[at : at + size].view(dtype).reshape(shape)
+        found: npt.NDArray[Any] = data[at : at + size].view(dtype).reshape(shape)
         at += size
         return found
 

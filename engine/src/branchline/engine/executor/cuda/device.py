@@ -101,7 +101,7 @@ class HostDevice:
 
 class _CudaMark:
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
     def wait(self) -> None:
@@ -135,14 +135,15 @@ class CudaDevice:
 
     def capture(self, run: Callable[[], None]) -> Graph:
         """Warm up on a stream of its own, then capture."""
-        aside = torch.cuda.Stream(self.device)
+        aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(aside):
             for _ in range(WARM_UPS):
                 run()
         torch.cuda.current_stream(self.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads (NCCL's watchdog) may ask the runtime for something meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         return graph
 

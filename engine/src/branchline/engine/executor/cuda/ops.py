@@ -117,7 +117,7 @@ class PlainOps:
         """See Ops. Invariant products are made row by row: slow, and for comparing with."""
         if self._invariant and x.shape[0] > 1:
             # Cloned, so that each row lies as well aligned as any other: products may differ by that.
-            return torch.cat([project(row.clone(), weight, bias) for row in x.split(1)])
+            return torch.cat([project(row[None].clone(), weight, bias) for row in x.unbind(0)])
         return project(x, weight, bias)
 
     def rope_write(
@@ -132,7 +132,7 @@ class PlainOps:
         """See Ops."""
         kv_heads, width = pool[0].shape[1:]
         parts = projected.view(projected.shape[0], -1, width)
-        query, key, value = parts.split((parts.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+        query, key, value = parts[:, : -2 * kv_heads], parts[:, -2 * kv_heads : -kv_heads], parts[:, -kv_heads:]
         if norms[0] is not None and norms[1] is not None:
             query, key = self.norm(query, norms[0]), self.norm(key, norms[1])
         cos, sin = (rows.index_select(0, positions).unsqueeze(1) for rows in table)

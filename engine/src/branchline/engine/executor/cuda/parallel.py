@@ -64,8 +64,8 @@ class Ranks:
         self.reason = ""  # why the ranks can't go on; empty in good order
         try:
             dist.init_process_group("gloo", init_method=address, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
-            self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
-            self._data = dist.new_group(backend="nccl", timeout=TIMEOUT) if gpu else dist.group.WORLD
+            self._control: Any = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            self._data: Any = dist.new_group(backend="nccl", timeout=TIMEOUT) if gpu else dist.group.WORLD
         except (RuntimeError, ValueError) as error:
             raise LoadError(
                 f"the {self.size} ranks can't meet at {address}: {error}", field="tensor_parallel_size"

@@ -18,7 +18,7 @@ from branchline.engine.executor.cuda.device import Device, Mark
 
 ALIGNMENT = 16  # bytes; the widest that vectorised loads want
 FIRST = 1 << 16  # bytes of a buffer before anything asks for more
-BUFFERS = 4  # two steps in flight, two uploads each
+BUFFERS = 8  # two steps in flight, up to four uploads each
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
