@@ -24,7 +24,7 @@ from branchline.engine.grammar.manager import Manager
 from branchline.engine.grammar.pieces import lazily
 from branchline.engine.handover import Handovers
 from branchline.engine.loop_faults import Stall, audit, describe, isolate, tell, unblock
-from branchline.engine.loop_grammar import Entrance, leave
+from branchline.engine.loop_grammar import Entrance, come, leave
 from branchline.engine.loop_handover import Doorway
 from branchline.engine.loop_parts import Inbox, Watch, Watcher, call_off, idle_limit, let_go
 from branchline.engine.scheduler import Group, Scheduler, SchedulerOptions, Sink
@@ -135,6 +135,7 @@ class EngineLoop:
                     f"request_id {request.request_id!r} is in use; give every live request its own", field="request_id"
                 )
             self._check_queue()
+            come(group)
             self._live[request.request_id] = group
             group.places = len(group.sequences)
             self._places += group.places

@@ -183,8 +183,16 @@ def _constrain(group: Group, grammar: BaseGrammarObject, compiled: Compiled) -> 
             raise InvalidArgument("emitted_token_ids break the constraint", field="resume")
 
 
+def come(group: Group) -> None:
+    """A request is accepted: its adapter stays loaded until it leaves. Raises NotFound if that is gone."""
+    if group.request.adapter is not None:
+        group.request.adapter.hold()
+
+
 def leave(group: Group) -> None:
-    """A request is forgotten: nobody needs its constraint for it any more."""
+    """A request is forgotten: nobody needs its constraint or its adapter for it any more."""
+    if group.request.adapter is not None:
+        group.request.adapter.let_go()
     if group.withdraw is not None:
         withdraw, group.withdraw = group.withdraw, None
         withdraw()

@@ -145,6 +145,20 @@ class HandoverAsk:
     port: int = 0
 
 
+class AdapterUse(Protocol):
+    """A loaded adapter as a request has it: it stays loaded while it is held. Any thread."""
+
+    @property
+    def number(self) -> int:
+        """What the executor knows it by; above 0."""
+
+    def hold(self) -> None:
+        """A request begins to live. Raises NotFound if it was freed meanwhile."""
+
+    def let_go(self) -> None:
+        """It has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One accepted prompt.
@@ -166,6 +180,7 @@ class Request:
     traceparent: str = ""
     grammar: GrammarAsk | None = None
     handover: HandoverAsk | None = None
+    adapter: AdapterUse | None = None
 
 
 @dataclass(slots=True)
@@ -184,6 +199,7 @@ class ForwardBatch:
     page_tables: list[list[int]]  # B lists of at least ceil(context_len / page_size) page numbers
     logit_rows: I64  # [R] indices into [0, T) whose logits are wanted, ascending
     ahead: I32 | None = None  # [T] plan of the step before whose token this is, not known to the host; −1: token_ids
+    adapters: list[int] | None = None  # B numbers of loaded adapters, 0 for the base model; None: all of them 0
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import embedding, linear, silu, softmax
 
 from branchline.engine.attention.base import AttentionBackend
+from branchline.engine.executor.lora import LoraBank, Share, adapt
 from branchline.engine.executor.rope import RotaryTable
 from branchline.engine.executor.weights import DecoderWeights, LayerWeights, MlpWeights, project
 from branchline.engine.model.spec import ModelSpec
@@ -29,19 +30,22 @@ class Decoder:
         # Not cleared: attention reads no slot that was not written, and untouched memory costs nothing.
         shape = (spec.layers, 2, slots, spec.kv_heads, spec.head_dim)
         self.pool = torch.empty(shape, dtype=dtype, device=self._device)
+        self.adapters = LoraBank(spec, self._device, dtype)
         self.hidden: torch.Tensor | None = None  # normed states of the latest logits rows
-        self._layers = [(layer, *self.pool[number]) for number, layer in enumerate(weights.layers)]
+        self._layers = [(number, layer, *self.pool[number]) for number, layer in enumerate(weights.layers)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits float32 [R, vocab] of `batch.logit_rows`; writes keys and values of all T new tokens."""
         plan = self._attention.plan(batch)
         slots = self._index(batch.slots)
         cos, sin = self._rotary.at(self._index(batch.positions), int(batch.positions.max()))
+        shares = self.adapters.shares(batch)
         hidden = embedding(self._index(batch.token_ids), self.weights.embedding)
-        for layer, keys, values in self._layers:
+        for number, layer, keys, values in self._layers:
+            own = _Own(number, shares)
             normed = self._norm(hidden, layer.input_norm)
-            hidden = hidden + self._attend(layer, normed, keys, values, slots, cos, sin, plan)
-            hidden = hidden + self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+            hidden = hidden + self._attend(layer, own, normed, keys, values, slots, cos, sin, plan)
+            hidden = hidden + self._mlp(layer, own, self._norm(hidden, layer.mlp_norm))
         if len(batch.logit_rows) != len(batch.token_ids):
             hidden = hidden.index_select(0, self._index(batch.logit_rows))
         self.hidden = self._norm(hidden, self.weights.norm)
@@ -59,6 +63,7 @@ class Decoder:
     def _attend(
         self,
         layer: LayerWeights,
+        own: _Own,
         hidden: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -68,7 +73,8 @@ class Decoder:
         plan: object,
     ) -> torch.Tensor:
         spec = self._spec
-        projected = project(hidden, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, spec.head_dim)
+        projected = own(project(hidden, layer.qkv, layer.qkv_bias), hidden, "qkv")
+        projected = projected.view(hidden.shape[0], -1, spec.head_dim)
         turning = spec.heads + spec.kv_heads
         heads = projected[:, :turning]
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -78,11 +84,12 @@ class Decoder:
         keys.index_copy_(0, slots, heads[:, spec.heads :])
         values.index_copy_(0, slots, projected[:, turning:])
         query = heads[:, : spec.heads].contiguous()
-        return project(self._attention.attend(plan, query, keys, values), layer.output, layer.output_bias)
+        mixed = self._attention.attend(plan, query, keys, values)
+        return own(project(mixed, layer.output, layer.output_bias), mixed, "output")
 
-    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+    def _mlp(self, layer: LayerWeights, own: _Own, hidden: torch.Tensor) -> torch.Tensor:
         if layer.router is None:
-            return _gated(layer.mlps[0], hidden)
+            return _gated(layer.mlps[0], hidden, own)
         experts = self._spec.experts
         assert experts is not None, "a router is read only where there are experts"
         weights = softmax(linear(hidden, layer.router).float(), dim=-1)
@@ -93,11 +100,29 @@ class Decoder:
         out = torch.zeros_like(hidden)
         for number in sorted(set(chosen.flatten().tolist())):
             rows, places = (chosen == number).nonzero(as_tuple=True)
-            part = _gated(layer.mlps[number], hidden[rows]) * weights[rows, places, None]
+            part = _gated(layer.mlps[number], hidden[rows], _NONE) * weights[rows, places, None]
             out.index_add_(0, rows, part)
         return out
 
 
-def _gated(mlp: MlpWeights, hidden: torch.Tensor) -> torch.Tensor:
-    gate, up = project(hidden, mlp.gate_up).chunk(2, dim=-1)
-    return project(silu(gate).mul_(up), mlp.down)
+class _Own:
+    """What the adapters of a step add in one layer."""
+
+    __slots__ = ("_layer", "_shares")
+
+    def __init__(self, layer: int, shares: tuple[Share, ...]) -> None:
+        self._layer = layer
+        self._shares = shares
+
+    def __call__(self, out: torch.Tensor, x: torch.Tensor, projection: str) -> torch.Tensor:
+        """`out` [T, out], made of `x` [T, in] by a projection, with their parts."""
+        return adapt(out, x, self._shares, self._layer, projection) if self._shares else out
+
+
+_NONE = _Own(0, ())  # experts have no adapters
+
+
+def _gated(mlp: MlpWeights, hidden: torch.Tensor, own: _Own) -> torch.Tensor:
+    gate, up = own(project(hidden, mlp.gate_up), hidden, "gate_up").chunk(2, dim=-1)
+    inner = silu(gate).mul_(up)
+    return own(project(inner, mlp.down), inner, "down")

@@ -16,6 +16,7 @@ from branchline.engine.executor.decoder import Decoder
 from branchline.engine.executor.holding import HoldsPages
 from branchline.engine.executor.on_torch import SamplesOnTorch, device_of, dtype_of
 from branchline.engine.executor.weights import load_weights
+from branchline.engine.model.adapter import Adapter
 from branchline.engine.model.source import LoadedModel
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization.base import QuantizationMethod
@@ -45,6 +46,15 @@ class TorchExecutor(SamplesOnTorch, HoldsPages):
     def hidden(self) -> object:
         """The normed last hidden states [R, hidden] of the latest logits rows, for speculative heads."""
         return self.decoder.hidden
+
+    def load_adapter(self, number: int, adapter: Adapter) -> None:
+        """Convert an adapter's weights. Any thread. Raises LoadError."""
+        self.decoder.adapters.load(number, adapter)
+
+    def unload_adapter(self, number: int) -> None:
+        """Free an adapter that no batch names any more. Any thread."""
+        if self._decoder is not None:
+            self._decoder.adapters.unload(number)
 
     @property
     def pool(self) -> torch.Tensor:

@@ -63,6 +63,7 @@ def _packed(rows: list[Row], page_size: int) -> Step:
     starts = [row.start for row in rows]
     tables = [row.sequence.pages for row in rows]
     positions = np.array(starts, dtype=np.int32)
+    adapters = [row.sequence.adapter for row in rows]
     batch = ForwardBatch(
         token_ids=np.zeros(len(rows), dtype=np.int32),
         positions=positions,
@@ -78,6 +79,7 @@ def _packed(rows: list[Row], page_size: int) -> Step:
         page_tables=tables,
         logit_rows=np.arange(len(rows), dtype=np.int64),
         ahead=np.array([row.source for row in rows], dtype=np.int32),
+        adapters=adapters if any(adapters) else None,
     )
     plans = [
         # A copy: the sequence's own is still that of the step in flight.

@@ -79,6 +79,7 @@ def pack(rows: list[Row], page_size: int, decodes: int = 0) -> Step:
     if alike is not None and others is not None:
         columns = [np.concatenate(pair) for pair in zip(alike, others, strict=True)]
     tokens, positions, slots, counts, lengths, wanted = columns
+    adapters = [row.sequence.adapter for row in rows]
     batch = ForwardBatch(
         token_ids=tokens,
         positions=positions,
@@ -87,6 +88,7 @@ def pack(rows: list[Row], page_size: int, decodes: int = 0) -> Step:
         context_lens=lengths,
         page_tables=[row.sequence.pages for row in rows],
         logit_rows=wanted,
+        adapters=adapters if any(adapters) else None,
     )
     return Step(rows, batch, plans, decodes)
 

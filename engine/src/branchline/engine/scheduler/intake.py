@@ -125,6 +125,7 @@ class Intake:
             banned=tuple(sorted(ends)),
             min_tokens=sampling.min_tokens,
             priority=request.priority,
+            adapter=0 if request.adapter is None else request.adapter.number,
         )
         scores.begin(sequence, logprobs.input_start)
         return sequence

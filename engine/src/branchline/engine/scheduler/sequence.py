@@ -77,6 +77,7 @@ class Sequence:
     banned: tuple[int, ...]  # what `ends` means to the sampler before min_tokens
     min_tokens: int
     priority: int = 0
+    adapter: int = 0  # its number in the executor; 0: the base model
     grammar: BaseGrammarObject | None = None  # the constraint's state after `tokens`
     enforcing: Enforcing | None = None  # how that is enforced
     fault: EngineError | None = None  # why its row of this step may not be used
