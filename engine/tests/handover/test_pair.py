@@ -6,16 +6,21 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from adapters import save_adapter, save_llama
+from branchline.engine.model.load import inspect_model
+from branchline.engine.service.adapters import AdapterBook
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.types import ForwardBatch
+from harness import EOS, tokenizer_json
 from served import PAGE, Served, changed, contract_error, request, served, tokens, until
-from tiny import expected
+from tiny import VOCAB, TinyExecutor, expected
 
 PROMPT = [(7 * at) % 90 for at in range(43)]
 WHOLE = (len(PROMPT) - 1) // PAGE
@@ -105,6 +110,35 @@ async def test_a_pair_answers_as_one_worker_does_and_computes_the_prompt_once() 
         assert deltas[0].prompt.cached_tokens == WHOLE * PAGE
         assert decode.executor.computed_tokens == len(PROMPT) - WHOLE * PAGE + 7
         assert decode.handovers.counters.received_pages == prefill.handovers.counters.sent_pages == WHOLE
+
+
+async def test_pages_of_an_adapter_are_for_the_same_weights_alone(tmp_path: Path) -> None:
+    spec = inspect_model(str(save_llama(tmp_path / "base", tokenizer_json(), VOCAB, EOS))).spec
+    for name, seed in (("one", 1), ("two", 2)):
+        save_adapter(tmp_path / name, targets=["q_proj"], seed=seed)
+
+    def book(executor: TinyExecutor) -> AdapterBook:
+        return AdapterBook(executor, "tiny", spec, limit=2, max_rank=8)
+
+    async with pair(
+        prefill={"model": changed(role="prefill"), "book": book}, decode={"model": changed(role="decode"), "book": book}
+    ) as (prefill, decode):
+
+        async def halves(room: int) -> list[pb.SequenceDelta]:
+            first, second = half_of_prefill(room), half_of_decode(prefill, room)
+            for message in (first, second):
+                message.cache_namespace.adapter = "x"
+            return (await asyncio.gather(answer(prefill, first), answer(decode, second)))[1]
+
+        for engine, name in ((prefill, "one"), (decode, "one")):
+            await engine.stub.LoadAdapter(pb.LoadAdapterRequest(name="x", path=str(tmp_path / name)))
+        deltas = await halves(5)
+        assert deltas[0].prompt.cached_tokens == WHOLE * PAGE and tokens(deltas) != expected(PROMPT, 8)
+        await decode.stub.UnloadAdapter(pb.UnloadAdapterRequest(name="x"))
+        await decode.stub.LoadAdapter(pb.LoadAdapterRequest(name="x", path=str(tmp_path / "two")))
+        with pytest.raises(grpc.aio.AioRpcError, match="of another prompt or namespace"):
+            await halves(6)
+        await settled(prefill)
 
 
 @pytest.mark.parametrize("first", ["prefill", "decode"])

@@ -15,6 +15,7 @@ from branchline.engine.cache import CacheContext, build_cache
 from branchline.engine.handover import Handovers, KvTransferBackend, TransferContext, build_backends
 from branchline.engine.loop import EngineLoop, LoopOptions
 from branchline.engine.scheduler import SchedulerOptions
+from branchline.engine.service.adapters import AdapterBook
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.generated import engine_pb2_grpc
 from branchline.engine.service.handover import PeerOptions, Pulls
@@ -61,6 +62,7 @@ class Served:
         backends: Callable[[], dict[str, KvTransferBackend]],
         wait_s: float,
         step_tokens: int,
+        book: Callable[[TinyExecutor], AdapterBook] | None,
     ) -> None:
         self.executor = TinyExecutor(pages, PAGE)
         cache = build_cache("native", CacheContext(pages, PAGE))
@@ -82,7 +84,7 @@ class Served:
         )
         self.servicer = EngineServicer(
             self.loop, model, _native.namespace, options={"page_size": PAGE}, components=("executors=tiny (test)",),
-            stream_buffer=stream_buffer,
+            stream_buffer=stream_buffer, adapter_book=None if book is None else book(self.executor),
         )  # fmt: skip
         self.server = EngineServer(self.servicer, options)
         self.channel: Any = None
@@ -106,10 +108,11 @@ async def served(
     backends: Callable[[], dict[str, KvTransferBackend]] = built_in,
     wait_s: float = 20.0,
     step_tokens: int = 512,
+    book: Callable[[TinyExecutor], AdapterBook] | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """A running server and a channel to it; afterwards the loop is closed and must hold nothing."""
-    made = Served(model, pages, stream_buffer, ServerOptions(**options), backends, wait_s, step_tokens)
+    made = Served(model, pages, stream_buffer, ServerOptions(**options), backends, wait_s, step_tokens, book)
     pulls = made.handovers.puller = Pulls(made.handovers, PeerOptions(options.get("token", "")))
     made.loop.start()
     await made.server.start()

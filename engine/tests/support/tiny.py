@@ -64,6 +64,7 @@ class TinyExecutor:
         self.broken_tokens: set[int] = set()  # rows of contexts that end in these have NaN logits
         self.closed = False
         self.host = np.zeros((0, page_size), dtype=np.uint64)
+        self.adapters: set[int] = set()
 
     def run(self, batch: ForwardBatch) -> list[npt.NDArray[np.float64]]:
         """See Executor."""
@@ -80,10 +81,12 @@ class TinyExecutor:
         assert len(set(batch.slots.tolist())) == len(batch.slots), "two tokens in one slot"
         states: list[int] = []
         offset = 0
-        for count, length, table in zip(
-            batch.query_lens.tolist(), batch.context_lens.tolist(), batch.page_tables, strict=True
+        numbers = batch.adapters or [0] * len(batch.page_tables)
+        assert self.adapters.issuperset({*numbers} - {0}), "a row names an adapter that is not loaded"
+        for count, length, table, number in zip(
+            batch.query_lens.tolist(), batch.context_lens.tolist(), batch.page_tables, numbers, strict=True
         ):
-            states.extend(self._sequence(batch, offset, count, length, table))
+            states.extend(self._sequence(batch, offset, count, length, table, number))
             offset += count
         wanted = batch.logit_rows.tolist()
         assert wanted == sorted(set(wanted)), "logit rows must rise"
@@ -93,7 +96,9 @@ class TinyExecutor:
                 row[:] = np.nan
         return rows
 
-    def _sequence(self, batch: ForwardBatch, offset: int, count: int, length: int, table: list[int]) -> list[int]:
+    def _sequence(
+        self, batch: ForwardBatch, offset: int, count: int, length: int, table: list[int], adapter: int
+    ) -> list[int]:
         size = self.page_size
         assert length <= len(table) * size, "the page table is too short"
         place = [table[at // size] * size + at % size for at in range(length)]
@@ -103,7 +108,7 @@ class TinyExecutor:
         state = int(np.add.reduce(self.kv[place[:start]])) & MASK if start else 0
         states = []
         for at in range(count):
-            value = mix(int(batch.token_ids[offset + at]), start + at, state)
+            value = mix(int(batch.token_ids[offset + at]), start + at, state, *([adapter] if adapter else []))
             self.kv[place[start + at]] = value
             state = (state + value) & MASK
             states.append(state)
@@ -155,6 +160,14 @@ class TinyExecutor:
         """See Executor."""
         assert isinstance(state, Counts)
         state.output[token_id] = state.output.get(token_id, 0) + 1
+
+    def load_adapter(self, number: int, adapter: object) -> None:
+        """See AdapterExecutor. Its weights are its number."""
+        self.adapters.add(number)
+
+    def unload_adapter(self, number: int) -> None:
+        """See AdapterExecutor."""
+        self.adapters.discard(number)
 
     @property
     def page_bytes(self) -> int:

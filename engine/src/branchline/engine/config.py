@@ -6,12 +6,14 @@ handed it) nor import torch.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from branchline import registry
 from branchline.engine.options import option
 
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -61,6 +63,18 @@ class EngineConfig:
     )
     weight_version: str = option(
         "default", "part of every cache namespace; change it with the weights", section="model"
+    )
+
+    adapter: tuple[str, ...] = option(
+        (),
+        "NAME=PATH of a LoRA adapter to load, a folder as PEFT saves it; requests ask for `model:NAME`; repeat it",
+        section="model",
+    )
+    max_adapters: int = option(
+        8, "most LoRA adapters that may be loaded together; 0: none", section="model", minimum=0, maximum=1024
+    )
+    max_adapter_rank: int = option(
+        64, "largest rank of an adapter that may be loaded", section="model", minimum=1, maximum=4096
     )
 
     host: str = option("127.0.0.1", "address to listen on", section="server")
@@ -283,6 +297,7 @@ class EngineConfig:
         found: list[str] = []
         if not self.model:
             found.append("model is missing: give a GGUF file, a folder, `pypi:PACKAGE` or a hub id")
+        found += self._adapter_faults()
         if bool(self.tls_cert) != bool(self.tls_key):
             found.append("tls-cert and tls-key need each other: give both or neither")
         if self.tls_client_ca and not self.tls_cert:
@@ -310,4 +325,22 @@ class EngineConfig:
         if self.speculative_draft_model and self.speculative_algorithm == "none":
             found.append("speculative-draft-model needs speculative-algorithm: give --speculative-algorithm draft")
         found += self.speculative.faults()
+        return found
+
+    def _adapter_faults(self) -> list[str]:
+        found: list[str] = []
+        names: set[str] = set()
+        for one in self.adapter:
+            name, equals, path = one.partition("=")
+            if not equals or not path or not ADAPTER_NAME.fullmatch(name):
+                found.append(
+                    f"adapter {one!r} is not NAME=PATH: give a name of letters, digits, '.', '_' and '-', and a folder"
+                )
+            elif name in names:
+                found.append(f"adapter names {name!r} twice: give each its own name")
+            names.add(name)
+        if len(self.adapter) > self.max_adapters:
+            found.append(
+                f"adapter is given {len(self.adapter)} times and max-adapters is {self.max_adapters}: raise it"
+            )
         return found

@@ -36,6 +36,7 @@ from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization import QuantizationMethod, choose
 from branchline.engine.scheduler import SchedulerOptions
 from branchline.engine.service import hardware
+from branchline.engine.service.adapters import AdapterBook, load_given
 from branchline.engine.service.limits import ModelInfo
 from branchline.engine.speculative import DraftContext, Drafter, build_drafter
 from branchline.engine.types import Delta, Executor, HostExecutor, PageExecutor, QueueExecutor, Request, SamplingParams
@@ -66,6 +67,7 @@ class Engine:
     components: tuple[str, ...]
     grammars: Manager | None = None
     hooks: hooks.Chain = field(default_factory=hooks.Chain)
+    adapters: AdapterBook | None = None
 
     def close(self) -> None:
         """Stop the loop and, unless a step does not end, release the models. Idempotent."""
@@ -131,6 +133,10 @@ def _around(
     pages = hardware.pool_pages(config, loaded.spec, context_length, plan)
     progress("building the executor", 0, 0)
     executor = _build_executor(config, plan, loaded, pages, method, config.tensor_parallel_size)
+    adapters = AdapterBook(
+        executor, plan.executor, loaded.spec, limit=config.max_adapters, max_rank=config.max_adapter_rank
+    )
+    load_given(adapters, config.adapter)
     host_pages = _reserve_host(config, plan.executor, executor)
     vocabulary = _vocabulary(loaded.spec)
     grammars = build_grammars(config, loaded.spec, executor.vocab_size, vocabulary)
@@ -190,6 +196,7 @@ def _around(
         tuple(_component(kind, name) for kind, name in [*used.items(), *(("hooks", one.name) for one in chain.hooks)]),
         grammars,
         chain,
+        adapters,
     )
 
 

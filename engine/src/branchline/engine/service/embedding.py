@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_INPUTS = 2049  # 2,048 documents and their query
 # Options that say how text is generated; a user who sets one means another model.
 ABOUT_GENERATION = frozenset(
-    {"quantization", "speculative_algorithm", "role", "host_cache_gib", "weight_dtype", "dtype", "executor"}
+    {"quantization", "speculative_algorithm", "role", "host_cache_gib", "weight_dtype", "dtype", "executor", "adapter"}
 )
 
 

@@ -193,6 +193,8 @@ def plan_for(spec: ModelSpec, config: EngineConfig, usual: Plan) -> Plan:
         return _fallback_plan(config, spec)
     if spec.experts is not None and usual.executor == "native" and config.executor == "auto":
         return plan(replace(config, executor="torch"))  # the one that runs experts on a CPU
+    if config.adapter and config.executor == "auto":
+        return plan(replace(config, executor="torch"))  # the only one that runs adapters
     return usual
 
 

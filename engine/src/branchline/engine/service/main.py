@@ -95,6 +95,7 @@ def _servicer(engine: assembly.Engine | embedding.Encoder) -> EngineServicer:
         options=public(config),
         components=engine.components,
         stream_buffer=config.stream_buffer,
+        adapter_book=engine.adapters,
     )
 
 

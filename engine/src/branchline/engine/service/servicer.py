@@ -14,7 +14,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -24,11 +24,11 @@ from branchline import __version__
 from branchline.engine.errors import EngineError, InvalidArgument, Unavailable, Unimplemented
 from branchline.engine.loop import EngineLoop
 from branchline.engine.scheduler.load import LoopStats
-from branchline.engine.service import attach, events, handover, leases, scoring, tree, wire
+from branchline.engine.service import adapters, attach, events, handover, leases, scoring, tree, wire
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.generated import engine_pb2_grpc
 from branchline.engine.service.limits import MAX_CHUNK, ModelInfo
-from branchline.engine.service.validate import NamespaceEncoder, refuse_unknown, to_request
+from branchline.engine.service.validate import NamespaceEncoder, no_adapters, refuse_unknown, to_request
 from branchline.engine.types import Request
 
 logger = logging.getLogger(__name__)
@@ -62,12 +62,14 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
         options: dict[str, object] | None = None,
         components: Sequence[str] = (),
         stream_buffer: int = 16384,
+        adapter_book: adapters.AdapterBook | None = None,
     ) -> None:
         self.loop = loop
         self.streams: set[attach.Stream] = set()
         self.engine_id = uuid.uuid4().hex
         self.stream_buffer = stream_buffer
         self.draining = False
+        self._adapters = adapter_book
         self._model = model
         self._encode = encode
         self._options = json.dumps(options or {}, default=str, sort_keys=True)
@@ -78,7 +80,14 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
         """The request, or an EngineError; Unavailable while draining."""
         if self.draining:
             raise Unavailable("the worker is draining: send the request to another one", retry_after_ms=1000)
-        return to_request(message, self._model, self._encode)
+        find = no_adapters if self._adapters is None else self._adapters.find
+        return to_request(message, self._model, self._encode, find)
+
+    @property
+    def _book(self) -> adapters.AdapterBook:
+        if self._adapters is None:
+            raise Unimplemented("this worker runs no adapters: leave adapter out", field=adapters.FIELD)
+        return self._adapters
 
     def end_streams(self) -> None:
         """End every stream once what it still holds is written."""
@@ -119,6 +128,28 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
         """End a lease."""
         return await self._answered(request, context, leases.release(self, request))
 
+    # ---- adapters -------------------------------------------------------------------------------
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
+        """Read an adapter and make it ready."""
+        return await self._answered(request, context, self._with_book(adapters.load, request))
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
+        """Take an adapter's name away; its requests end with it."""
+        return await self._answered(request, context, self._with_book(adapters.unload, request))
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
+        """What requests may name."""
+        if self._adapters is None:
+            await self._known(request, context)
+            return pb.ListAdaptersResponse()
+        return await self._answered(request, context, adapters.listed(self._adapters, request))
+
+    async def _with_book(
+        self, answer: Callable[[adapters.AdapterBook, Any], Coroutine[Any, Any, T]], request: Any
+    ) -> T:
+        return await answer(self._book, request)
+
     # ---- information --------------------------------------------------------------------------
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
@@ -156,7 +187,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
             uptime_s=time.monotonic() - self._started,
             options_json=self._options,
             cache=wire.to_cache_stats(stats),
-            load=_load(stats),
+            load=self._load(stats),
             steps=stats.steps,
             scheduler_ms_per_step=stats.scheduler_ms_per_step,
             components=self._components,
@@ -194,7 +225,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """A cheap load report."""
         await self._known(request, context)
-        return _load(self.loop.stats())
+        return self._load(self.loop.stats())
 
     async def SubscribeKvEvents(self, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
         """Snapshot, then batches; see events.subscribe."""
@@ -226,6 +257,18 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc, unus
     async def PullKv(self, request_iterator: AsyncIterator[pb.PullKvRequest], context: Context) -> None:
         """The pages of a prompt that is computed here, for the worker that decodes it."""
         await _pump(handover.serve(self.loop, self.engine_id, request_iterator), context)
+
+    def _load(self, stats: LoopStats) -> pb.GetLoadResponse:
+        return pb.GetLoadResponse(
+            running=stats.running,
+            waiting=stats.waiting,
+            waiting_uncached_tokens=stats.waiting_uncached_tokens,
+            pages_used=stats.pages_protected + stats.pages_private,
+            pages_total=stats.pages_total,
+            queue_age_ms=stats.queue_age_ms,
+            step_age_ms=stats.step_age_ms,
+            adapters_version=0 if self._adapters is None else self._adapters.version,
+        )
 
     async def _answered(self, request: Any, context: Context, answer: Coroutine[Any, Any, T]) -> T:
         """The answer, or the refusal of the request."""
@@ -269,15 +312,3 @@ async def refuse(context: Context, error: pb.Error) -> NoReturn:
     status = STATUSES.get(error.code, grpc.StatusCode.INTERNAL)
     await context.abort(status, error.message, ((ERROR_KEY, error.SerializeToString()),))
     raise AssertionError("abort raises")
-
-
-def _load(stats: LoopStats) -> pb.GetLoadResponse:
-    return pb.GetLoadResponse(
-        running=stats.running,
-        waiting=stats.waiting,
-        waiting_uncached_tokens=stats.waiting_uncached_tokens,
-        pages_used=stats.pages_protected + stats.pages_private,
-        pages_total=stats.pages_total,
-        queue_age_ms=stats.queue_age_ms,
-        step_age_ms=stats.step_age_ms,
-    )

@@ -15,6 +15,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from branchline.engine.errors import InvalidArgument, Unimplemented
 from branchline.engine.service import limits
+from branchline.engine.service.adapters import LoadedAdapter
 from branchline.engine.service.generated import engine_pb2 as pb
 from branchline.engine.service.limits import ModelInfo
 from branchline.engine.types import (
@@ -29,8 +30,18 @@ from branchline.engine.types import (
     SamplingParams,
 )
 
-# cache_salt, extra_key, adapter, weight_version → the namespace's bytes
+# cache_salt, extra_key, digest of the adapter, weight_version → the namespace's bytes
 NamespaceEncoder = Callable[[str | None, str | None, str | None, str], bytes]
+# name and digest, or None for any digest → the loaded adapter; raises NotFound or Unimplemented
+AdapterFinder = Callable[[str, str | None], LoadedAdapter]
+
+
+def no_adapters(name: str, digest: str | None = None) -> LoadedAdapter:
+    """The finder of a worker that has no place for adapters."""
+    raise Unimplemented(
+        f"adapter {name!r}: this worker runs no adapters, leave it out", field="cache_namespace.adapter"
+    )
+
 
 _LATER = ("draft", "cache_tier")
 _FLOATS: dict[str, tuple[float, float, bool]] = {  # name: lowest, highest, whether the lowest is allowed
@@ -43,7 +54,9 @@ _FLOATS: dict[str, tuple[float, float, bool]] = {  # name: lowest, highest, whet
 }
 
 
-def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceEncoder) -> Request:
+def to_request(
+    message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceEncoder, find_adapter: AdapterFinder = no_adapters
+) -> Request:
     """The validated request; its deadline counts from now."""
     refuse_unknown(message)
     _refuse_later(message)
@@ -53,13 +66,14 @@ def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceE
     sampling = _sampling(message.sampling, model)
     resume = _resume(message, sampling, model)
     _check_lengths(len(token_ids), sampling, model, 0 if resume is None else len(resume.token_ids))
+    adapter = _adapter(message.cache_namespace, find_adapter)
     now = time.monotonic()
     return Request(
         request_id=request_id,
         token_ids=token_ids,
         sampling=sampling,
         logprobs=_logprobs(message.logprobs, len(token_ids), model.vocab_size),
-        namespace=_namespace(message.cache_namespace, model, encode),
+        namespace=_namespace(message.cache_namespace, adapter, model, encode),
         deadline_s=_deadline(message, now),
         arrival_s=now,
         lease=_lease(message, sampling),
@@ -68,6 +82,7 @@ def to_request(message: pb.GenerateRequest, model: ModelInfo, encode: NamespaceE
         traceparent=message.traceparent,
         grammar=_grammar(message),
         handover=_handover(message, sampling, model),
+        adapter=adapter,
     )
 
 
@@ -96,11 +111,16 @@ def _refuse_later(message: pb.GenerateRequest) -> None:
     for name in _LATER:
         if message.HasField(name):
             raise Unimplemented(f"{name} is not implemented by this worker: leave it out", field=name)
-    if message.cache_namespace.HasField("adapter"):
-        raise Unimplemented(
-            f"adapter {message.cache_namespace.adapter!r} is not implemented: leave it out",
-            field="cache_namespace.adapter",
+
+
+def _adapter(given: pb.CacheNamespace, find: AdapterFinder) -> LoadedAdapter | None:
+    if given.HasField("adapter"):
+        return find(given.adapter, given.adapter_digest if given.HasField("adapter_digest") else None)
+    if given.HasField("adapter_digest"):
+        raise InvalidArgument(
+            "adapter_digest is given without adapter: name the adapter too", field="cache_namespace.adapter_digest"
         )
+    return None
 
 
 def _lease(message: pb.GenerateRequest, sampling: SamplingParams) -> LeaseAsk | None:
@@ -388,7 +408,9 @@ def _logprobs(given: pb.LogprobParams, prompt: int, vocab_size: int) -> LogprobP
     return LogprobParams(given.output, given.top_k, start, tuple(given.token_ids))
 
 
-def _namespace(given: pb.CacheNamespace, model: ModelInfo, encode: NamespaceEncoder) -> bytes:
+def _namespace(
+    given: pb.CacheNamespace, adapter: LoadedAdapter | None, model: ModelInfo, encode: NamespaceEncoder
+) -> bytes:
     salt = given.cache_salt if given.HasField("cache_salt") else None
     extra = given.extra_key if given.HasField("extra_key") else None
     for name, value in (("cache_salt", salt), ("extra_key", extra)):
@@ -397,7 +419,7 @@ def _namespace(given: pb.CacheNamespace, model: ModelInfo, encode: NamespaceEnco
                 f"{name} has {len(value.encode())} bytes: at most {limits.MAX_KEY_BYTES} are allowed",
                 field=f"cache_namespace.{name}",
             )
-    return encode(salt, extra, None, model.weight_version)
+    return encode(salt, extra, None if adapter is None else adapter.adapter.digest, model.weight_version)
 
 
 def _priority(message: pb.GenerateRequest) -> int:

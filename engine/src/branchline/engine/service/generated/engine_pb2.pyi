@@ -181,14 +181,16 @@ class LogprobParams(_message.Message):
     def __init__(self, output: _Optional[bool] = ..., top_k: _Optional[int] = ..., input_start: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CacheNamespace(_message.Message):
-    __slots__ = ("cache_salt", "extra_key", "adapter")
+    __slots__ = ("cache_salt", "extra_key", "adapter", "adapter_digest")
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     cache_salt: str
     extra_key: str
     adapter: str
-    def __init__(self, cache_salt: _Optional[str] = ..., extra_key: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+    adapter_digest: str
+    def __init__(self, cache_salt: _Optional[str] = ..., extra_key: _Optional[str] = ..., adapter: _Optional[str] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("emitted_token_ids", "emitted_text_bytes", "sequence_index")
@@ -659,7 +661,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_uncached_tokens", "pages_used", "pages_total", "queue_age_ms", "step_age_ms")
+    __slots__ = ("running", "waiting", "waiting_uncached_tokens", "pages_used", "pages_total", "queue_age_ms", "step_age_ms", "adapters_version")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -667,6 +669,7 @@ class GetLoadResponse(_message.Message):
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     QUEUE_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_uncached_tokens: int
@@ -674,7 +677,8 @@ class GetLoadResponse(_message.Message):
     pages_total: int
     queue_age_ms: float
     step_age_ms: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_uncached_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., queue_age_ms: _Optional[float] = ..., step_age_ms: _Optional[float] = ...) -> None: ...
+    adapters_version: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_uncached_tokens: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., queue_age_ms: _Optional[float] = ..., step_age_ms: _Optional[float] = ..., adapters_version: _Optional[int] = ...) -> None: ...
 
 class SubscribeKvEventsRequest(_message.Message):
     __slots__ = ("include_token_ids",)
@@ -997,3 +1001,57 @@ class EmbedResult(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: Adapter
+    def __init__(self, adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapterResponse(_message.Message):
+    __slots__ = ("running",)
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    def __init__(self, running: _Optional[int] = ...) -> None: ...
+
+class ListAdaptersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAdaptersResponse(_message.Message):
+    __slots__ = ("adapters", "version", "limit")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    version: int
+    limit: int
+    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., version: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "path", "digest", "rank", "running")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    digest: str
+    rank: int
+    running: int
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...

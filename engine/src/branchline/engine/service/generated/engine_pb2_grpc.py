@@ -115,6 +115,21 @@ class EngineStub:
                 request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/branchline.engine.v1.Engine/LoadAdapter',
+                request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/branchline.engine.v1.Engine/UnloadAdapter',
+                request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/branchline.engine.v1.Engine/ListAdapters',
+                request_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -234,6 +249,27 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Reads a LoRA adapter and makes it ready under a name (docs/adapters.md). The same one again is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Takes the name away at once. Requests that run with it end with it; it is freed after the last of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The adapters that requests may name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -316,6 +352,21 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedRequest.FromString,
                     response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=branchline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -751,6 +802,87 @@ class Engine:
             '/branchline.engine.v1.Engine/Embed',
             branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedRequest.SerializeToString,
             branchline_dot_engine_dot_v1_dot_engine__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/branchline.engine.v1.Engine/LoadAdapter',
+            branchline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+            branchline_dot_engine_dot_v1_dot_engine__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/branchline.engine.v1.Engine/UnloadAdapter',
+            branchline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+            branchline_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/branchline.engine.v1.Engine/ListAdapters',
+            branchline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersRequest.SerializeToString,
+            branchline_dot_engine_dot_v1_dot_engine__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,
