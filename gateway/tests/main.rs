@@ -1,5 +1,6 @@
 //! All of the gateway's integration tests in one program: each alone would link the whole stack anew.
 
+mod adapters;
 mod admin_port;
 mod admission;
 mod apis;

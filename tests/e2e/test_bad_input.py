@@ -87,7 +87,8 @@ TABLE: list[tuple[str, Any, int, tuple[str, ...]]] = [
     (NATIVE, native(ebnf="root ::= ("), 400, ("ebnf",)),
     (NATIVE, native(regex="a", ebnf="root ::= 'a'"), 400, ("regex", "ebnf")),
     # not implemented, named
-    (NATIVE, {**native(), "lora_path": "x"}, 400, ("lora_path",)),
+    (NATIVE, {**native(), "lora_path": "x"}, 404, ("lora_path", "does not exist")),
+    (NATIVE, {**native(), "lora_path": {}}, 400, ("lora_path", "name of a loaded adapter")),
     (TEXT, {"prompt": "x", "suffix": "y"}, 400, ("suffix",)),
     (TEXT, {"prompt": "x", "best_of": 3}, 400, ("best_of",)),
 ]

@@ -31,7 +31,7 @@ pub use fields::{Bounds, Fields};
 pub use input::PromptInput;
 pub use lease::{LeaseAsk, LeaseNote, MAX_LEASE_MS, lease_ttl};
 pub use logprobs::{LogprobRequest, MAX_TOP, Position, Spelling};
-pub use prompt::{Prompt, Routing};
+pub use prompt::{AdapterChoice, Prompt, Routing};
 pub use sampling::{Dialect, Fit, MAX_N, Sampling};
 pub use timings::{MetaTimes, Timings, UsageTimes};
 pub use tokenize::{DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse};

@@ -20,6 +20,15 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
+/// A loaded adapter, as a name of the request was understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterChoice {
+    /// What engines know it by.
+    pub name: String,
+    /// The weights that the name meant.
+    pub digest: String,
+}
+
 /// Cache separation and scheduling class.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Routing {
@@ -31,6 +40,8 @@ pub struct Routing {
     pub priority: Option<i32>,
     /// A prefix to hold or to hit.
     pub lease: Option<LeaseAsk>,
+    /// The adapter, which whoever knows what is loaded fills in.
+    pub adapter: Option<AdapterChoice>,
 }
 
 impl Routing {
@@ -45,6 +56,7 @@ impl Routing {
             extra_key: key(fields, "extra_key")?,
             priority: priority.map(|priority| priority as i32),
             lease: LeaseAsk::read(fields)?,
+            adapter: None,
         })
     }
 }

@@ -151,7 +151,12 @@ fn is_native(name: &str) -> bool {
 
 /// Refuses every field of the table that asks for something.
 pub(crate) fn check(fields: &Fields<'_>) -> Result<()> {
-    for name in NAMES {
+    check_but(fields, &[])
+}
+
+/// As [`check`], for a family that implements some of them.
+pub(crate) fn check_but(fields: &Fields<'_>, known: &[&str]) -> Result<()> {
+    for name in NAMES.iter().filter(|name| !known.contains(name)) {
         if fields.get(name).is_some_and(asks) {
             return Err(unimplemented(&fields.path(name), "leave it out"));
         }

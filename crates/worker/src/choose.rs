@@ -33,7 +33,13 @@ impl Fleet {
         let serving = serving(&workers, model, query);
         if serving.is_empty() {
             let half = workers.iter().any(|worker| !worker.serves_alone() && worker.can_serve(model));
-            return Err(if half { self.no_pair(model) } else { self.unknown(model) });
+            return Err(match (model, query.namespace.adapter) {
+                _ if half => self.no_pair(model),
+                (Some(name), Some(adapter)) if self.model(name).is_some() => {
+                    self.no_adapter(name, adapter.name)
+                }
+                _ => self.unknown(model),
+            });
         }
         // A probe that another request took in this very moment makes its worker unfit: look again.
         for _ in 0..=serving.len() {
@@ -245,6 +251,7 @@ fn serving<'a>(
 ) -> Vec<&'a Arc<Worker>> {
     let kind = |worker: &&Arc<Worker>| {
         worker.serves_alone()
+            && worker.holds(query.namespace.adapter)
             && query.transport.is_none_or(|transport| worker.transport() == transport)
             && query
                 .numerics_id

@@ -302,7 +302,12 @@ impl Fleet {
         match model {
             _ if workers.is_empty() => unavailable("no worker is in the fleet; add one"),
             Some(name) if !silent => {
-                let known: Vec<_> = self.names().into_iter().map(|(name, _)| name).collect();
+                let mut known = Vec::new();
+                for (name, _) in self.names() {
+                    let adapters =
+                        self.adapters(&name).into_iter().map(|adapter| format!("{name}:{adapter}"));
+                    known.extend(std::iter::once(name.clone()).chain(adapters.collect::<Vec<_>>()));
+                }
                 let text = format!("model '{name}' does not exist; use one of: {}", known.join(", "));
                 Error::new(ErrorCode::NotFound, text).with_field("model")
             }

@@ -5,6 +5,7 @@
 //! each), other servers over HTTP (`http://host:port`, bytes untouched). Nothing here knows the
 //! client-facing API.
 
+mod adapters;
 mod address;
 mod choose;
 mod clock;
@@ -27,6 +28,7 @@ mod tls;
 mod tokenizers;
 mod worker;
 
+pub use adapters::AdapterKey;
 pub use address::check_address;
 pub use choose::Judgement;
 pub use clock::FleetClock;

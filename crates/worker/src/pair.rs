@@ -125,6 +125,7 @@ impl Fleet {
                 let role = worker.role();
                 (role == wanted || role == Role::Both)
                     && query.transport.is_none_or(|transport| worker.transport() == transport)
+                    && worker.holds(query.namespace.adapter)
                     && worker.is_ready()
                     && worker.can_serve(model)
             });

@@ -12,6 +12,7 @@ use rand::rngs::StdRng;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::adapters::AdapterKey;
 use crate::clock::FleetClock;
 use crate::health::HealthOptions;
 use crate::index::{Index, Reservation};
@@ -25,8 +26,14 @@ pub struct CacheKey<'a> {
     pub cache_salt: Option<&'a str>,
     /// Free key of the caller.
     pub extra_key: Option<&'a str>,
-    /// Adapter name.
-    pub adapter: Option<&'a str>,
+    /// The adapter, of which only the digest separates; also who may be chosen at all.
+    pub adapter: Option<AdapterKey<'a>>,
+}
+
+impl<'a> CacheKey<'a> {
+    fn digest(&self) -> Option<&'a str> {
+        self.adapter.map(|adapter| adapter.digest)
+    }
 }
 
 /// What a client says of what is to come. Only a word: it shifts a choice, within bounds.
@@ -328,7 +335,7 @@ impl Router {
             return (predictions, None);
         }
         let key = query.namespace;
-        let root = hash::root(&namespace::encode(key.cache_salt, key.extra_key, key.adapter, ""));
+        let root = hash::root(&namespace::encode(key.cache_salt, key.extra_key, key.digest(), ""));
         let hashes = TextIndex::hashes(root, query.text);
         let ids: Vec<_> = http.iter().map(|at| eligible[*at].id).collect();
         let found = self.index.texts.lock().matches(&hashes, &ids, self.clock.now());
@@ -357,7 +364,7 @@ impl Router {
             }
             let key = query.namespace;
             let space =
-                namespace::encode(key.cache_salt, key.extra_key, key.adapter, &model.info.weight_version);
+                namespace::encode(key.cache_salt, key.extra_key, key.digest(), &model.info.weight_version);
             match groups.iter_mut().find(|(group, _)| group.page == page && group.namespace == space) {
                 Some((_, members)) => members.push(at),
                 None => {

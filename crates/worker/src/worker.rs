@@ -356,6 +356,24 @@ impl Worker {
         self.engine()?.score(request).await
     }
 
+    /// What the engine says of its adapters; none of HTTP workers.
+    pub(crate) fn listed(&self) -> Option<Arc<proto::ListAdaptersResponse>> {
+        match &self.client {
+            Client::Grpc(engine) => engine.adapters(),
+            Client::Http(_) => None,
+        }
+    }
+
+    /// Loads an adapter into the engine; it is known here when this returns. Takes as long as reading it takes.
+    pub async fn load_adapter(&self, request: proto::LoadAdapterRequest) -> Result<proto::Adapter> {
+        self.engine()?.load_adapter(request).await
+    }
+
+    /// Unloads one; how many requests still run with it.
+    pub async fn unload_adapter(&self, request: proto::UnloadAdapterRequest) -> Result<u32> {
+        self.engine()?.unload_adapter(request).await
+    }
+
     /// Load, asked now.
     pub async fn load(&self) -> Result<proto::GetLoadResponse> {
         self.engine()?.load().await

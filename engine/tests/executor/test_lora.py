@@ -103,7 +103,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "a setting of tomorrow": ({"use_hyper": 3}, "use_hyper is 3"),
     "no rank": ({"r": None}, "r is None"),
     "no scaling": ({"lora_alpha": "8"}, "lora_alpha is '8'"),
-    "a rank that the file has not": ({"r": 5}, r"lora_A.weight has shape \[4, 48\], and rank 5"),
+    "a rank that the file has not": ({"r": 5}, r"lora_A.weight has shape \[4, 64\], and rank 5"),
     "half a rank": ({"r": 4.5}, "must be a whole number"),
     "no targets": ({"target_modules": []}, "target_modules is"),
     "a head": ({"target_modules": ["q_proj", "lm_head"]}, "names 'lm_head', which is no projection"),

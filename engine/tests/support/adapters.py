@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, INNER = 32, 2, 4, 2, 48
+HIDDEN, LAYERS, HEADS, KV_HEADS, INNER = 32, 2, 4, 2, 64  # those of tests/e2e/tiny.py too
 SIZES = {
     "q_proj": ("self_attn", HIDDEN, HIDDEN),
     "k_proj": ("self_attn", HIDDEN * KV_HEADS // HEADS, HIDDEN),
@@ -21,6 +21,10 @@ SIZES = {
     "up_proj": ("mlp", INNER, HIDDEN),
     "down_proj": ("mlp", HIDDEN, INNER),
 }
+
+
+def _normal(draw: np.random.Generator, scale: float, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return (draw.standard_normal(shape) * scale).astype(np.float32)
 
 
 def save_llama(folder: Path, tokenizer: bytes, vocab: int, eos: int, *, seed: int = 3) -> Path:
@@ -44,14 +48,14 @@ def save_llama(folder: Path, tokenizer: bytes, vocab: int, eos: int, *, seed: in
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_bytes(tokenizer)
-    draw = torch.Generator().manual_seed(seed)
-    tensors = {"model.embed_tokens.weight": torch.randn(vocab, HIDDEN, generator=draw) * 0.5}
+    draw = np.random.default_rng(seed)
+    tensors = {"model.embed_tokens.weight": _normal(draw, 0.5, vocab, HIDDEN)}
     for layer in range(LAYERS):
         for name, (block, out, width) in SIZES.items():
-            tensors[f"model.layers.{layer}.{block}.{name}.weight"] = torch.randn(out, width, generator=draw) * 0.25
+            tensors[f"model.layers.{layer}.{block}.{name}.weight"] = _normal(draw, 0.25, out, width)
         for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"model.layers.{layer}.{norm}.weight"] = 1 + 0.1 * torch.randn(HIDDEN, generator=draw)
-    tensors["model.norm.weight"] = torch.ones(HIDDEN)
+            tensors[f"model.layers.{layer}.{norm}.weight"] = 1 + _normal(draw, 0.1, HIDDEN)
+    tensors["model.norm.weight"] = np.ones(HIDDEN, np.float32)
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -82,15 +86,15 @@ def save_adapter(
         **config,
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings))
-    draw = torch.Generator().manual_seed(seed)
+    draw = np.random.default_rng(seed)
     tensors = {}
     for layer in range(LAYERS):
         for name in targets:
             block, out, width = SIZES[name]
             own = (ranks or {}).get(name, rank)
             at = f"base_model.model.model.layers.{layer}.{block}.{name}"
-            tensors[f"{at}.lora_A.weight"] = torch.randn(own, width, generator=draw) * 0.3
-            tensors[f"{at}.lora_B.weight"] = torch.randn(out, own, generator=draw) * 0.3
+            tensors[f"{at}.lora_A.weight"] = _normal(draw, 0.3, own, width)
+            tensors[f"{at}.lora_B.weight"] = _normal(draw, 0.3, out, own)
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
@@ -98,8 +102,8 @@ def save_adapter(
 def merge(base: Path, adapter: Path, folder: Path) -> Path:
     """The base with an adapter's products added to its weights: what the adapter must be equal to."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).write_bytes((base / name).read_bytes())
+    for path in base.glob("*.json"):
+        (folder / path.name).write_bytes(path.read_bytes())
     config = json.loads((adapter / "adapter_config.json").read_text())
     weights, parts = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
     for name, down in parts.items():
@@ -110,6 +114,6 @@ def merge(base: Path, adapter: Path, folder: Path) -> Path:
         alpha = (config.get("alpha_pattern") or {}).get(short, config["lora_alpha"])
         rank = down.shape[0]
         scaling = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
-        weights[f"{module}.weight"] += scaling * parts[name.replace("lora_A", "lora_B")] @ down
+        weights[f"{module}.weight"] += np.float32(scaling) * (parts[name.replace("lora_A", "lora_B")] @ down)
     save_file(weights, folder / "model.safetensors")
     return folder

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use branchline_core::Error;
 use branchline_protocol::{Constraint, Form, LogprobRequest, Routing, Sampling, Terms};
-use branchline_worker::{CacheKey, Hints, Model, RouteQuery, Transport, proto};
+use branchline_worker::{AdapterKey, CacheKey, Hints, Model, RouteQuery, Transport, proto};
 
 use super::{JobLease, LiveGuard};
 use crate::guard::Permit;
@@ -142,20 +142,23 @@ impl Job {
 
 /// What separates a request's cached prefixes, for choosing its worker.
 pub(in crate::dispatch) fn cache_key(routing: &Routing) -> CacheKey<'_> {
+    let adapter = routing.adapter.as_ref();
     CacheKey {
         cache_salt: routing.cache_salt.as_deref(),
         extra_key: routing.extra_key.as_deref(),
-        adapter: None,
+        adapter: adapter.map(|own| AdapterKey { name: &own.name, digest: &own.digest }),
     }
 }
 
 /// The same as the contract says it; absent if nothing separates them.
 pub(super) fn cache_namespace(routing: &Routing) -> Option<proto::CacheNamespace> {
-    let separated = routing.cache_salt.is_some() || routing.extra_key.is_some();
+    let adapter = routing.adapter.as_ref();
+    let separated = routing.cache_salt.is_some() || routing.extra_key.is_some() || adapter.is_some();
     separated.then(|| proto::CacheNamespace {
         cache_salt: routing.cache_salt.clone(),
         extra_key: routing.extra_key.clone(),
-        adapter: None,
+        adapter: adapter.map(|own| own.name.clone()),
+        adapter_digest: adapter.map(|own| own.digest.clone()),
     })
 }
 
@@ -211,6 +214,7 @@ fn sampling(sampling: &Sampling) -> proto::SamplingParams {
 fn clients_name(field: &str) -> Option<&str> {
     match field {
         "logprobs.token_ids" => Some("token_ids_logprob"),
+        "cache_namespace.adapter" | "cache_namespace.adapter_digest" => Some("model"),
         "logprobs.input_start" => Some("logprob_start_len"),
         _ => field.strip_prefix("sampling."),
     }

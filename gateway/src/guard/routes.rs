@@ -65,6 +65,10 @@ const ROUTES: &[Route] = &[
     route("/remove_worker", Access::Admin),
     route("/list_workers", Access::Admin),
     route("/wasm", Access::Admin),
+    route("/load_lora_adapter", Access::Admin),
+    route("/unload_lora_adapter", Access::Admin),
+    route("/v1/load_lora_adapter", Access::Admin),
+    route("/v1/unload_lora_adapter", Access::Admin),
 ];
 
 const WORKER: Route = route("/workers/{id}", Access::Admin);

@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
-use branchline_core::Result;
+use branchline_core::{Error, Result};
 use branchline_protocol::native::{Finish, GenerateAnswer, GenerateRequest, Meta, MetaLogprobs};
 use branchline_protocol::openai::FinishReason;
 use branchline_protocol::{LeaseNote, Prompt};
@@ -17,7 +17,7 @@ use http::{Request, StatusCode};
 
 use super::answer::json;
 use super::gather::{Gathered, Sequence};
-use super::intake::{Intake, answer};
+use super::intake::{Intake, adapter_of, answer};
 use super::spell::Spell;
 use super::stream::{Family, Out, respond};
 use crate::app::App;
@@ -75,11 +75,19 @@ async fn prepare(intake: &Intake, request: GenerateRequest) -> Result<Vec<Runnin
         if let Some(logprobs) = &item.logprobs {
             logprobs.fit(tokens.len(), "logprob_start_len")?;
         }
-        ready.push((live, tokens, (sampling, item.logprobs)));
+        let mut routing = request.routing.clone();
+        if let Some(name) = &item.lora {
+            if intake.adapter.is_some() {
+                let text = "`lora_path` and an adapter in `model` are both given; send one of them";
+                return Err(Error::invalid("lora_path", text));
+            }
+            routing.adapter = Some(adapter_of(app, model, name, "lora_path")?);
+        }
+        ready.push((live, tokens, (sampling, item.logprobs), routing));
     }
     let mut jobs = Vec::with_capacity(ready.len());
-    for (live, tokens, how) in ready {
-        jobs.push(intake.start(live, tokens, how, request.routing.clone()).await?);
+    for (live, tokens, how, routing) in ready {
+        jobs.push(intake.start(live, tokens, how, routing).await?);
     }
     Ok(jobs)
 }

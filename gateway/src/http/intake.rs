@@ -7,7 +7,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use axum::body::Body;
 use axum::response::Response;
 use branchline_core::{Error, ErrorCode, RequestId, Result};
-use branchline_protocol::{Document, Fields, LeaseAsk, Limits, LogprobRequest, Routing, Sampling};
+use branchline_protocol::{
+    AdapterChoice, Document, Fields, LeaseAsk, Limits, LogprobRequest, Routing, Sampling,
+};
 use branchline_worker::{Hints, RouteQuery};
 use http::request::Parts;
 use http::{Extensions, Request};
@@ -32,6 +34,8 @@ pub(super) struct Intake {
     pub(super) model: Arc<Model>,
     /// The model as the client named it, which is how answers name it.
     pub(super) name: String,
+    /// The adapter that the name asks for.
+    pub(super) adapter: Option<AdapterChoice>,
     pub(super) arrived: Instant,
     /// Bytes of the body: bounds the cost of text work.
     pub(super) bytes: usize,
@@ -89,7 +93,7 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
         return Ok(Taken::Answered(response));
     }
     let document = Document::parse(&body)?;
-    let (model, name) = resolve(app, document.fields().string("model")?)?;
+    let Named { model, name, adapter } = resolve(app, document.fields().string("model")?)?;
     let hints = hints(&head.headers)?;
     let permit = head.extensions.get::<Arc<Permit>>().cloned();
     if let Some(permit) = &permit {
@@ -103,6 +107,7 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
         document,
         model,
         name,
+        adapter,
         arrived,
         bytes: body.len(),
         permit,
@@ -116,25 +121,52 @@ async fn take(app: &Arc<App>, request: Request<Body>) -> Result<Taken> {
     })))
 }
 
-/// The engines' model for a name; none, "" and "default" mean the first unless a model has that very name.
-pub(super) fn resolve(app: &App, name: Option<&str>) -> Result<(Arc<Model>, String)> {
+/// What a name means.
+pub(super) struct Named {
+    pub(super) model: Arc<Model>,
+    /// As the client wrote it, or the first model's own.
+    pub(super) name: String,
+    pub(super) adapter: Option<AdapterChoice>,
+}
+
+/// The engines' model for a name; none, "" and "default" mean the first unless a model has that very name, and
+/// `base:adapter` an adapter of what `base` means.
+pub(super) fn resolve(app: &App, name: Option<&str>) -> Result<Named> {
     let name = name.unwrap_or_default();
     if name.len() > MAX_NAME_BYTES {
         let text = format!("`model` has {} bytes; a name has at most {MAX_NAME_BYTES}", name.len());
-        return Err(branchline_core::Error::invalid("model", text));
+        return Err(Error::invalid("model", text));
     }
+    if let Some((model, name)) = base_of(app, name) {
+        return Ok(Named { model, name, adapter: None });
+    }
+    // Names of models may have colons, those of adapters never.
+    let split = name.rsplit_once(':').and_then(|(base, own)| Some((base_of(app, base)?.0, own)));
+    let Some((model, own)) = split else {
+        return Err(unknown(app, (!matches!(name, "" | "default")).then_some(name)));
+    };
+    let adapter = Some(adapter_of(app, &model, own, "model")?);
+    Ok(Named { model, name: name.to_owned(), adapter })
+}
+
+/// The model that has the name, with the name that answers give it.
+fn base_of(app: &App, name: &str) -> Option<(Arc<Model>, String)> {
     let own = app.fleet.canonical(name);
     if let Some(model) = app.fleet.model(own.as_deref().unwrap_or(name)) {
-        return Ok((model, name.to_owned()));
+        return Some((model, name.to_owned()));
     }
-    let named = (!matches!(name, "" | "default")).then_some(name);
-    match (named, app.fleet.models().into_iter().next()) {
-        (None, Some(model)) => {
-            let name = model.name.clone();
-            Ok((model, name))
-        }
-        _ => Err(unknown(app, named)),
+    if !matches!(name, "" | "default") {
+        return None;
     }
+    let model = app.fleet.models().into_iter().next()?;
+    let name = model.name.clone();
+    Some((model, name))
+}
+
+/// The loaded adapter of this name, as of now. Errors name `field`.
+pub(super) fn adapter_of(app: &App, model: &Model, name: &str, field: &str) -> Result<AdapterChoice> {
+    let digest = app.fleet.adapter(&model.name, name).map_err(|error| error.with_field(field))?;
+    Ok(AdapterChoice { name: name.to_owned(), digest })
 }
 
 fn unknown(app: &App, name: Option<&str>) -> branchline_core::Error {
@@ -179,8 +211,9 @@ impl Intake {
         live: LiveGuard,
         tokens: Vec<u32>,
         (sampling, logprobs): (Sampling, Option<LogprobRequest>),
-        routing: Routing,
+        mut routing: Routing,
     ) -> Result<Running> {
+        routing.adapter = routing.adapter.or_else(|| self.adapter.clone());
         let lease = self.lease(&routing, sampling.max_tokens)?;
         let mut job = Job {
             model: Arc::clone(&self.model),

@@ -1,5 +1,6 @@
 //! Routes. Handlers convert between HTTP and the parts; choosing and talking to workers is below them.
 
+mod adapters;
 mod admin;
 mod answer;
 mod chat;
@@ -54,7 +55,11 @@ pub use scrape::Shown;
 
 /// Routes of operators.
 fn operators() -> Router<Arc<App>> {
-    admin::routes().merge(workers::routes()).merge(explain::routes()).merge(wasm::routes())
+    admin::routes()
+        .merge(adapters::routes())
+        .merge(workers::routes())
+        .merge(explain::routes())
+        .merge(wasm::routes())
 }
 
 /// Routes of clients.

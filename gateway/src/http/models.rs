@@ -13,7 +13,7 @@ use branchline_protocol::openai::{Model, ModelList};
 use http::StatusCode;
 
 use super::answer::json;
-use super::intake::{now, settle};
+use super::intake::{Named, now, resolve, settle};
 use crate::app::App;
 
 pub(super) fn routes() -> Router<Arc<App>> {
@@ -31,7 +31,12 @@ fn listing(app: &App) -> Result<Response> {
         return Err(Error::new(ErrorCode::Unavailable, "no worker has been reached yet; try again")
             .with_retry_after(Duration::from_secs(1)));
     }
-    let data = names.into_iter().map(|(name, _)| describe(app, name)).collect();
+    let mut data = Vec::new();
+    for (name, _) in names {
+        let adapters = app.fleet.adapters(&name);
+        data.push(describe(app, name.clone()));
+        data.extend(adapters.into_iter().map(|own| adapter(app, &name, &own)));
+    }
     Ok(json(StatusCode::OK, &ModelList { object: "list", data }))
 }
 
@@ -51,11 +56,19 @@ fn find(app: &App, id: String) -> Result<Response> {
     {
         return Ok(json(StatusCode::OK, &describe(app, name)));
     }
-    app.fleet.transport(Some(&id))?;
+    if app.fleet.transport(Some(&id)).is_err()
+        && let Named { model, adapter: Some(own), .. } = resolve(app, Some(&id))?
+    {
+        return Ok(json(StatusCode::OK, &Model { id, ..adapter(app, &model.name, &own.name) }));
+    }
     Ok(json(StatusCode::OK, &describe(app, id)))
 }
 
 fn describe(app: &App, id: String) -> Model {
     let max_model_len = app.fleet.model(&id).map(|model| model.info.context_length);
-    Model { id, object: "model", created: now(), owned_by: "branchline", max_model_len }
+    Model { id, object: "model", created: now(), owned_by: "branchline", max_model_len, parent: None }
+}
+
+fn adapter(app: &App, base: &str, name: &str) -> Model {
+    Model { id: format!("{base}:{name}"), parent: Some(base.to_owned()), ..describe(app, base.to_owned()) }
 }

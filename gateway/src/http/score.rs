@@ -32,7 +32,7 @@ async fn serve(intake: Intake) -> Result<Response> {
     let limits = intake.limits();
     let choices = read_choices(&fields, limits)?;
     let input = PromptInput::read(&fields, limits)?;
-    let routing = Routing::read(&fields)?;
+    let routing = Routing { adapter: intake.adapter.clone(), ..Routing::read(&fields)? };
     let lease = intake.lease(&routing, None)?;
     let live = intake.register(None, "score-")?;
     let prefix = tokens_of(&intake, input, "prompt").await?;

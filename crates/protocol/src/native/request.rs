@@ -21,6 +21,8 @@ pub struct GenerateItem {
     pub logprobs: Option<LogprobRequest>,
     /// The client's own id.
     pub rid: Option<String>,
+    /// Name of a loaded adapter; none for that of the request's model, if it names one.
+    pub lora: Option<String>,
 }
 
 /// A validated request.
@@ -48,7 +50,7 @@ impl GenerateRequest {
     /// # Errors
     /// `InvalidArgument` or `Unimplemented`, naming the field; also for lists whose length is not the batch's.
     pub fn read(fields: &Fields<'_>, limits: Limits) -> Result<Self> {
-        refused::check(fields)?;
+        refused::check_but(fields, &["lora_path"])?;
         let (prompts, batch) = prompts(fields, limits)?;
         let count = prompts.len();
         let mut sampling = sampling(fields, count, batch, limits)?;
@@ -61,12 +63,21 @@ impl GenerateRequest {
         check_sequences("sampling_params.n", sampling.iter().map(Sampling::sequences))?;
         let logprobs = logprobs(fields, count, batch, limits)?;
         let rids = rids(fields, count, batch)?;
+        let loras =
+            spread(fields, "lora_path", count, batch, None, |value, path| lora(value, path).map(Some))?;
         let items = prompts
             .into_iter()
             .zip(sampling)
             .zip(logprobs)
             .zip(rids)
-            .map(|(((prompt, sampling), logprobs), rid)| GenerateItem { prompt, sampling, logprobs, rid })
+            .zip(loras)
+            .map(|((((prompt, sampling), logprobs), rid), lora)| GenerateItem {
+                prompt,
+                sampling,
+                logprobs,
+                rid,
+                lora,
+            })
             .collect();
         Ok(Self {
             items,
@@ -103,6 +114,17 @@ fn prompts(fields: &Fields<'_>, limits: Limits) -> Result<(Vec<Prompt>, bool)> {
         }
         (None, Some(Value::Array(items))) => Ok((vec![token_prompt(items, "input_ids", limits)?], false)),
         (None, Some(other)) => Err(wrong("input_ids", "an array of token ids or an array of them", other)),
+    }
+}
+
+/// The name of a loaded adapter: a path would be read by whoever asks.
+fn lora(value: &Value, path: &str) -> Result<String> {
+    match value {
+        Value::String(name) if !name.is_empty() => Ok(name.clone()),
+        Value::String(_) => {
+            Err(Error::invalid(path, format!("`{path}` is empty; send an adapter's name, or leave it out")))
+        }
+        other => Err(wrong(path, "the name of a loaded adapter", other)),
     }
 }
 

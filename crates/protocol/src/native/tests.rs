@@ -79,7 +79,11 @@ fn sequences_over_all_prompts_are_bounded() {
     let many = |prompts: usize| json!({"text": vec!["a"; prompts], "sampling_params": {"n": 128}});
     assert!(read(many(8)).is_ok());
     assert_eq!(field(many(9)), "sampling_params.n");
-    assert_eq!(field(json!({"text": "a", "lora_path": "x"})), "lora_path");
+    assert_eq!(field(json!({"text": "a", "lora_path": 7})), "lora_path");
+    assert_eq!(
+        field(json!({"text": "a", "sampling_params": {"lora_path": "x"}})),
+        "sampling_params.lora_path"
+    );
 }
 
 #[test]

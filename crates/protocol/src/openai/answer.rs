@@ -280,4 +280,7 @@ pub struct Model {
     /// Context length, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u32>,
+    /// Of an adapter, the base model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
 }

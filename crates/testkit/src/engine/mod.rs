@@ -140,6 +140,7 @@ struct State {
     /// Blocks in the opening snapshot of the next subscription.
     snapshot: Mutex<Vec<u64>>,
     subscriptions: AtomicU64,
+    adapters: Mutex<proto::ListAdaptersResponse>,
     attached: AtomicU64,
     step: AtomicU64,
     /// Counts whatever is received, for those who wait.
@@ -194,6 +195,7 @@ impl FakeEngine {
             batches: Mutex::default(),
             snapshot: Mutex::default(),
             subscriptions: AtomicU64::new(0),
+            adapters: Mutex::new(proto::ListAdaptersResponse { limit: 8, ..Default::default() }),
             attached: AtomicU64::new(0),
             step: AtomicU64::new(0),
             changes: watch::Sender::new(0),
@@ -269,6 +271,17 @@ impl FakeEngine {
         if let Some(frames) = self.state.frames.lock().take() {
             let _ = frames.send(Err(Status::internal("scripted break")));
         }
+    }
+
+    /// Loads an adapter by nobody's call, as another gateway's would.
+    pub fn hold_adapter(&self, name: &str, digest: &str) {
+        let mut listed = self.state.adapters.lock();
+        listed.adapters.push(proto::Adapter {
+            name: name.into(),
+            digest: digest.into(),
+            ..Default::default()
+        });
+        listed.version += 1;
     }
 
     /// Requests received, in order.

@@ -212,7 +212,13 @@ impl Engine for Service {
     ) -> Result<Response<proto::GetLoadResponse>, Status> {
         self.admit(&request)?;
         let running = self.state.submits.lock().len() as u32;
-        Ok(Response::new(proto::GetLoadResponse { running, pages_total: 64, ..Default::default() }))
+        let adapters_version = self.state.adapters.lock().version;
+        Ok(Response::new(proto::GetLoadResponse {
+            running,
+            pages_total: 64,
+            adapters_version,
+            ..Default::default()
+        }))
     }
 
     async fn subscribe_kv_events(
@@ -272,6 +278,44 @@ impl Engine for Service {
 
     async fn score(&self, _: Request<proto::ScoreRequest>) -> Result<Response<proto::ScoreResponse>, Status> {
         Err(Status::unimplemented("nothing to score with"))
+    }
+
+    async fn load_adapter(
+        &self,
+        request: Request<proto::LoadAdapterRequest>,
+    ) -> Result<Response<proto::LoadAdapterResponse>, Status> {
+        let proto::LoadAdapterRequest { name, path } = request.into_inner();
+        let adapter = proto::Adapter { name, digest: format!("digest of {path}"), path, rank: 8, running: 0 };
+        if adapter.path == "missing" {
+            return Err(Status::invalid_argument("adapter missing: there is no adapter_config.json in it"));
+        }
+        let mut listed = self.state.adapters.lock();
+        listed.adapters.retain(|own| own.name != adapter.name);
+        listed.adapters.push(adapter.clone());
+        listed.version += 1;
+        Ok(Response::new(proto::LoadAdapterResponse { adapter: Some(adapter) }))
+    }
+
+    async fn unload_adapter(
+        &self,
+        request: Request<proto::UnloadAdapterRequest>,
+    ) -> Result<Response<proto::UnloadAdapterResponse>, Status> {
+        let name = request.into_inner().name;
+        let mut listed = self.state.adapters.lock();
+        let before = listed.adapters.len();
+        listed.adapters.retain(|own| own.name != name);
+        if listed.adapters.len() == before {
+            return Err(Status::not_found(format!("adapter '{name}' is not loaded")));
+        }
+        listed.version += 1;
+        Ok(Response::new(proto::UnloadAdapterResponse { running: 0 }))
+    }
+
+    async fn list_adapters(
+        &self,
+        _: Request<proto::ListAdaptersRequest>,
+    ) -> Result<Response<proto::ListAdaptersResponse>, Status> {
+        Ok(Response::new(self.state.adapters.lock().clone()))
     }
 
     /// A vector of each text's length, or a score that grows with it: what routes and shapes are tested with.

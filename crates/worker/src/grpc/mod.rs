@@ -15,7 +15,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 pub use delta::DeltaStream;
 use mux::Mux;
@@ -72,6 +72,8 @@ pub(crate) struct Engine {
     client: ArcSwapOption<Client>,
     model: ArcSwapOption<Model>,
     report: ArcSwapOption<proto::GetLoadResponse>,
+    /// Kept while the engine is away, as the model is.
+    adapters: ArcSwapOption<proto::ListAdaptersResponse>,
     /// As the engine greeted; changes at each of its starts. None while not attached.
     engine_id: ArcSwapOption<String>,
 }
@@ -92,6 +94,7 @@ impl Engine {
             client: ArcSwapOption::empty(),
             model: ArcSwapOption::empty(),
             report: ArcSwapOption::empty(),
+            adapters: ArcSwapOption::empty(),
             engine_id: ArcSwapOption::empty(),
         })
     }
@@ -106,6 +109,10 @@ impl Engine {
 
     pub(crate) fn engine_id(&self) -> Option<Arc<String>> {
         self.engine_id.load_full()
+    }
+
+    pub(crate) fn adapters(&self) -> Option<Arc<proto::ListAdaptersResponse>> {
+        self.adapters.load_full()
     }
 
     fn away(&self) -> Error {
@@ -211,6 +218,38 @@ impl Engine {
         let answer = (*client).clone().embed(request).await;
         let error = |status| self.told(error_from_status(&self.url, "Embed", &status));
         answer.map(Response::into_inner).map_err(error)
+    }
+
+    /// Reads the list of adapters anew. An engine without the call has none.
+    pub(crate) async fn read_adapters(&self, client: &mut Client) -> std::result::Result<(), Status> {
+        let listed = match client.list_adapters(proto::ListAdaptersRequest {}).await {
+            Ok(listed) => listed.into_inner(),
+            Err(status) if status.code() == Code::Unimplemented => proto::ListAdaptersResponse::default(),
+            Err(status) => return Err(status),
+        };
+        self.adapters.store(Some(Arc::new(listed)));
+        Ok(())
+    }
+
+    /// As [`Self::score`]: waits as long as it takes.
+    pub(crate) async fn load_adapter(&self, request: proto::LoadAdapterRequest) -> Result<proto::Adapter> {
+        let client = self.client.load_full().ok_or_else(|| self.told(self.away()))?;
+        let mut client = (*client).clone();
+        let told = |status| self.told(error_from_status(&self.url, "LoadAdapter", &status));
+        let loaded = client.load_adapter(request).await.map_err(told)?;
+        self.read_adapters(&mut client).await.map_err(told)?;
+        Ok(loaded.into_inner().adapter.unwrap_or_default())
+    }
+
+    pub(crate) async fn unload_adapter(&self, request: proto::UnloadAdapterRequest) -> Result<u32> {
+        let answer = self
+            .call("UnloadAdapter", async |mut client| {
+                let answer = client.unload_adapter(request).await?;
+                self.read_adapters(&mut client).await?;
+                Ok(answer)
+            })
+            .await;
+        answer.map(|answer| answer.running).map_err(|error| self.told(error))
     }
 
     pub(crate) async fn load(&self) -> Result<proto::GetLoadResponse> {

@@ -92,6 +92,9 @@ async fn attach(engine: &Engine, shared: &Shared) -> Result<Session> {
     {
         model = old;
     }
+    let listed = tokio::time::timeout(calls.limit, engine.read_adapters(&mut client)).await;
+    let listed = listed.map_err(|_| calls.late("ListAdapters"))?;
+    listed.map_err(|status| error_from_status(&engine.url, "ListAdapters", &status))?;
     let mux = Mux::new(Hello {
         gateway_id: shared.options.gateway_id.clone(),
         contract_revision: CONTRACT_REVISION,
@@ -299,6 +302,12 @@ async fn poll(worker: &Worker, engine: &Engine, mut client: Client, interval: Du
         {
             Ok(Ok(report)) => {
                 let report = report.into_inner();
+                let known = engine.adapters().map_or(0, |listed| listed.version);
+                if report.adapters_version != known
+                    && let Err(status) = engine.read_adapters(&mut client).await
+                {
+                    tracing::warn!(worker = %engine.url, cause = status.message(), "the adapters can't be read");
+                }
                 worker.load.reported(u64::from(report.running) + u64::from(report.waiting));
                 engine.report.store(Some(Arc::new(report)));
                 failures = 0;

@@ -167,20 +167,7 @@ def _around(
     model = _describe(config, loaded, plan, executor, context_length, pages)
     if chain.mark:  # another worker must not continue what hooks have had a part in
         model = replace(model, numerics_id=model.numerics_id + chain.mark)
-    used = {
-        "models": loaded.spec.architecture,
-        "executors": plan.executor,
-        "attention_backends": plan.attention_backend,
-        "radix_cache_backends": backend,
-        "eviction_policies": config.eviction_policy,
-    }
-    used |= {} if handovers is None else {"kv_transfer_backends": next(iter(handovers.backends))}
-    if grammars is not None:
-        used["grammar_backends"] = grammars.backends[0]
-    if loaded.spec.fallback:
-        del used["models"]  # none is registered
-    if plan.executor in ("native", "transformers"):
-        del used["attention_backends"]  # they have their own
+    used = _used(config, plan, loaded, backend, handovers, grammars)
     if method is not None:
         used["quantization_methods"] = method.name
     if drafter is not None:
