@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs both kits on this build: benchmarks/run.sh [engine|router|scheduler|tokenise|all=all]   Results go to benchmarks/out.
+# Runs both kits on this build: benchmarks/run.sh [engine|router|scheduler|tokenise|kernels|all=all]   Results go to benchmarks/out.
 # PEERS=DIR adds the peers that are installed there (benchmarks/README.md); REPEATS, SUITES and ROUNDS may be set.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -40,10 +40,14 @@ router() {
     --var peers="${PEERS:-none}" --var branchline="$PWD/../../target/release/branchline-router" --out ../out/router.json | tee ../out/router.md)
 }
 scheduler() { "$python" engine_scheduler.py | tee out/scheduler.md; }
+kernels() { # other people's products: a cargo workspace of its own, built here and nowhere else
+  (cd kernels && cargo build --release --locked)
+  "$python" kernels/compare.py --json out/kernels.json | tee out/kernels.md
+}
 tokenise() { "$python" tokenise.py | tee out/tokenise.md; }
 
 case $what in
-  engine|router|scheduler|tokenise) $what ;;
+  engine|router|scheduler|tokenise|kernels) $what ;;
   all) scheduler; tokenise; router; engine ;;
-  *) echo "usage: $0 [engine|router|scheduler|tokenise|all]" >&2; exit 2 ;;
+  *) echo "usage: $0 [engine|router|scheduler|tokenise|kernels|all]" >&2; exit 2 ;;
 esac
