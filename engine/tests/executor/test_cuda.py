@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from branchline.engine import attention, executor  # noqa: F401  both register
+from branchline.engine import attention, executor, hooks  # noqa: F401  the first two register
 from branchline.engine.cache import CacheContext, build_cache
 from branchline.engine.config import EngineConfig
 from branchline.engine.errors import InternalError, LoadError
@@ -501,6 +501,15 @@ def test_options_reach_the_executor_and_what_is_told_of_it(checkpoint: Path, mon
     finally:
         made.close()
         other.close()
+
+    class Hooked(hooks.Chain):
+        def at(self, point: str) -> list[Any]:
+            return [point] if point == "weights.loaded" else []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks, "assemble", Hooked)
+        with pytest.raises(LoadError, match="see one rank's weights"):
+            assembly.build(EngineConfig(**common, tensor_parallel_size=2), lambda *_: None)
     heard: list[str] = []
     monkeypatch.setattr("branchline.engine.executor.cuda.follow.main", lambda env: (heard.append(env["RANK"]), 7)[1])
     monkeypatch.setenv("RANK", "1")

@@ -61,7 +61,8 @@ class AheadLoop(EngineLoop):
             following = self._scheduler.ahead(step)
             if flight is None and following is None:
                 return super()._run_and_sample(step)
-            started, self._running_step = self._clock(), step
+            # One in flight began, as far as anybody can see, when the one before was read.
+            started, self._running_step = self._clock() if flight is None else self._read_s, step
             try:
                 flight = flight or self._launch(step)
                 if following is not None:
@@ -79,7 +80,7 @@ class AheadLoop(EngineLoop):
             return None
         self._retire(flight)
         now = self._clock()
-        self._scheduler.learn(step, now - max(started, self._read_s))
+        self._scheduler.learn(step, now - started)
         self._read_s = now
         return results
 

@@ -128,6 +128,8 @@ def _around(
     method = choose(config.quantization, loaded)
     if method is not None:
         loaded = method.open(loaded)
+    if config.tensor_parallel_size > 1 and chain.at("weights.loaded"):
+        raise LoadError("hooks at weights.loaded see one rank's weights: lower it to 1", field="tensor_parallel_size")
     loaded = chain.bind("weights.loaded", _unchanged)(loaded)
     context_length = _context_length(config, loaded.spec)
     pages = hardware.pool_pages(config, loaded.spec, context_length, plan)

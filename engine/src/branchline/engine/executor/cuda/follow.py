@@ -59,7 +59,7 @@ def _built(facts: Mapping[str, Any], ranks: Ranks, device: str) -> Any:
     model = load_model(facts["model"])
     if model.fingerprint != facts["fingerprint"]:
         raise LoadError(f"{facts['model']} has other weights here than at rank 0: give all ranks the same checkpoint")
-    method = choose(facts["quantization"] or "auto", model) if facts["quantization"] else None
+    method = choose(facts["quantization"], model) if facts["quantization"] else None
     model = model if method is None else method.open(model)
     return build_executor(
         model, device=device, dtype=facts["dtype"], num_pages=facts["num_pages"],
