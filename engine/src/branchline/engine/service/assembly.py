@@ -35,7 +35,7 @@ from branchline.engine.loop_parts import Watch
 from branchline.engine.model.spec import ModelSpec
 from branchline.engine.quantization import QuantizationMethod, choose
 from branchline.engine.scheduler import SchedulerOptions
-from branchline.engine.service import hardware
+from branchline.engine.service import components, hardware
 from branchline.engine.service.adapters import AdapterBook, load_given
 from branchline.engine.service.limits import ModelInfo
 from branchline.engine.speculative import DraftContext, Drafter, build_drafter
@@ -169,7 +169,7 @@ def _around(
     model = _describe(config, loaded, plan, executor, context_length, pages)
     if chain.mark:  # another worker must not continue what hooks have had a part in
         model = replace(model, numerics_id=model.numerics_id + chain.mark)
-    used = _used(config, plan, loaded, backend, handovers, grammars)
+    used = components.used(config, plan, loaded.spec, backend, handovers, grammars)
     if method is not None:
         used["quantization_methods"] = method.name
     if drafter is not None:
@@ -182,7 +182,7 @@ def _around(
         drafter,
         metrics,
         tracing,
-        tuple(_component(kind, name) for kind, name in [*used.items(), *(("hooks", one.name) for one in chain.hooks)]),
+        components.described([*used.items(), *(("hooks", one.name) for one in chain.hooks)]),
         grammars,
         chain,
         adapters,
@@ -482,9 +482,3 @@ def default_names(reference: str, path: Path) -> tuple[str, ...]:
         stem = reference.removeprefix("pypi:")  # a folder in a wheel has any name
     name = re.sub(r"[._-](?:[IQ]*Q\d\w*|F16|F32|BF16)$", "", stem, flags=re.IGNORECASE) or stem
     return tuple(dict.fromkeys((name, stem, reference)))
-
-
-def _component(kind: str, name: str) -> str:
-    entry = next(one for one in registry.all_registries() if one.kind == kind).entry(name)
-    replaced = f", in place of {entry.replaced}" if entry.replaced else ""
-    return f"{kind}={name} ({entry.origin}{replaced})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +81,8 @@ def heard(arrays: Arrays) -> ForwardBatch:
     """The batch that `told` was given."""
     ends = np.cumsum(arrays["table_lens"])
     tables = [piece.tolist() for piece in np.split(arrays["pages"], ends[:-1])]
-    return ForwardBatch(**{name: arrays[name] for name in FIELDS}, page_tables=tables, ahead=arrays.get("ahead"))
+    named: dict[str, Any] = {name: arrays[name] for name in FIELDS}
+    return ForwardBatch(**named, page_tables=tables, ahead=arrays.get("ahead"))
 
 
 def follow(one: CudaSteps, ranks: Ranks) -> None:
