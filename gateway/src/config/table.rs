@@ -204,6 +204,8 @@ table! {
     prometheus_port: Option<u16> = "", since "0.1.0";
     #[doc = " OTLP collector that gets a span a request over HTTP, such as http://127.0.0.1:4318; off without it."]
     otlp_endpoint: Option<String> = "", since "0.1.0";
+    #[doc = " Whether a page for chat and for operators is served at `/`; see docs/page.md."]
+    page: bool = "true", since "0.1.0";
     #[doc = " Least level logged."]
     log_level: LogLevel = "info", since "0.1.0";
     #[doc = " Log one JSON object a line."]

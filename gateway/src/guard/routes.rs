@@ -3,7 +3,7 @@
 /// Who may call a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Anybody: probes that carry no secret.
+    /// Anybody: probes and the page's files, which carry no secret.
     Open,
     /// Holders of a key, if keys are set.
     Client,
@@ -49,6 +49,8 @@ const ROUTES: &[Route] = &[
     route("/score", Access::Client),
     route("/classify", Access::Client),
     route("/v1/classify", Access::Client),
+    route("/", Access::Open),
+    route("/page/about", Access::Open),
     route("/health", Access::Open),
     route("/health_generate", Access::Open),
     route("/readiness", Access::Open),
@@ -59,6 +61,7 @@ const ROUTES: &[Route] = &[
     route("/get_model_info", Access::Admin),
     route("/flush_cache", Access::Admin),
     route("/cache/tree", Access::Admin),
+    route("/explain", Access::Admin),
     route("/abort_request", Access::Admin),
     route("/workers", Access::Admin),
     route("/add_worker", Access::Admin),
@@ -73,6 +76,7 @@ const ROUTES: &[Route] = &[
 
 const WORKER: Route = route("/workers/{id}", Access::Admin);
 const EXPLAIN: Route = route("/explain/{request}", Access::Admin);
+const ASSET: Route = route("/page/{file}", Access::Open);
 const MODULE: Route = route("/wasm/{uuid}", Access::Admin);
 const MODEL: Route = route("/v1/models/{id}", Access::Client);
 const LEASE: Route = route("/v1/leases/{id}", Access::Client);
@@ -90,6 +94,7 @@ pub fn route_of(path: &str) -> Route {
         None if path.starts_with("/workers/") => WORKER,
         None if path.starts_with("/explain/") => EXPLAIN,
         None if path.starts_with("/wasm/") => MODULE,
+        None if path.starts_with("/page/") => ASSET,
         None if path.starts_with("/v1/models/") => MODEL,
         None if path.starts_with("/v1/leases/") => LEASE,
         None if path.starts_with("/v1/responses/") => RESPONSE,
@@ -110,7 +115,8 @@ mod tests {
         assert_eq!(route_of("/workers/w7").label, "/workers/{id}");
         assert_eq!(route_of("/v1/leases/lease.a.b.c/renew").label, "/v1/leases/{id}");
         assert_eq!(route_of("/v1/models/org/name").label, "/v1/models/{id}");
-        for path in ["/v1/model", "/", "", "/v1/models?x", "/%00"] {
+        assert_eq!((route_of("/").label, route_of("/page/x").label), ("/", "/page/{file}"));
+        for path in ["/v1/model", "//", "", "/v1/models?x", "/%00", "/page"] {
             assert_eq!(route_of(path).label, "other", "{path}");
         }
     }

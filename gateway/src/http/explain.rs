@@ -1,19 +1,22 @@
-//! Why a request went where it went: `x-branchline-explain` on an answer, and `GET /explain/{request}` afterwards.
+//! Why a request went where it went: `x-branchline-explain` on an answer, `GET /explain/{request}` afterwards, and
+//! `GET /explain` for the latest choices of all.
 //!
 //! The latest choices are kept in a ring, by the request's id; it is bounded and holds no prompt.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use axum::routing::get;
-use branchline_core::{Error, ErrorCode, WorkerId};
+use branchline_core::{Error, ErrorCode, Result, WorkerId};
 use branchline_worker::{Decision, Fleet};
-use http::StatusCode;
+use http::{StatusCode, Uri};
 use parking_lot::Mutex;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::answer::{Refusal, json as answer};
@@ -21,8 +24,11 @@ use crate::app::App;
 
 /// Choices kept.
 const KEPT: usize = 4096;
-/// Candidates in a header, the cheapest first.
+/// Candidates in a header and in the list, the cheapest first.
 const IN_HEADER: usize = 8;
+/// Choices that the list shows unasked, and at most.
+const LISTED: usize = 50;
+const MOST_LISTED: usize = 500;
 /// Longest id that is kept.
 const ID_BYTES: usize = 256;
 
@@ -54,6 +60,7 @@ struct Entry {
     tag: Option<String>,
     asked: Option<Asked>,
     model: Option<String>,
+    noted: Instant,
     decision: Decision,
 }
 
@@ -68,6 +75,7 @@ impl Explanations {
             tag: called.tag.filter(|tag| tag.len() <= ID_BYTES).map(str::to_owned),
             asked: called.asked,
             model: model.map(str::to_owned),
+            noted: Instant::now(),
             decision,
         };
         let mut ring = self.ring.lock();
@@ -89,6 +97,19 @@ impl Explanations {
             self.ring.lock().iter().filter(|entry| entry.is_called(id)).cloned().collect();
         let all: Vec<Value> = found.iter().map(|entry| entry.tell(fleet, usize::MAX)).collect();
         (!all.is_empty()).then(|| json!({"request": id, "choices": all}))
+    }
+
+    /// The latest `limit` choices, the last one first, each with its request's id and its age.
+    pub fn latest(&self, limit: usize, fleet: &Fleet) -> Value {
+        let found: Vec<Entry> = self.ring.lock().iter().rev().take(limit).cloned().collect();
+        let told = found.iter().map(|entry| {
+            let mut told = entry.tell(fleet, IN_HEADER);
+            told["request"] = entry.id.as_str().into();
+            told["tag"] = entry.tag.as_deref().into();
+            told["age_ms"] = u64::try_from(entry.noted.elapsed().as_millis()).unwrap_or(u64::MAX).into();
+            told
+        });
+        json!({"choices": told.collect::<Vec<_>>(), "kept": KEPT})
     }
 
     /// The last choice made for the request that asked, which its client calls `id`; short enough for a header.
@@ -166,13 +187,39 @@ fn reason(decision: &Decision) -> String {
 }
 
 pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/explain/{request}", get(handle))
+    Router::new().route("/explain", get(list)).route("/explain/{request}", get(one))
 }
 
-async fn handle(
-    State(app): State<Arc<App>>,
-    Path(id): Path<String>,
-) -> std::result::Result<Response, Refusal> {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    limit: Option<usize>,
+}
+
+/// How many choices a query asks for.
+fn read_limit(uri: &Uri) -> Result<usize> {
+    let Query(wanted) = Query::<Wanted>::try_from_uri(uri).map_err(|error| {
+        let message = format!(
+            "the query is not what this path takes: {}; give limit or nothing",
+            error.body_text().to_lowercase()
+        );
+        Error::new(ErrorCode::InvalidArgument, message)
+    })?;
+    match wanted.limit.unwrap_or(LISTED) {
+        limit if (1..=MOST_LISTED).contains(&limit) => Ok(limit),
+        limit => {
+            let message = format!("limit is {limit}; give 1 to {MOST_LISTED} choices");
+            Err(Error::invalid("limit", message))
+        }
+    }
+}
+
+async fn list(State(app): State<Arc<App>>, uri: Uri) -> std::result::Result<Response, Refusal> {
+    let limit = read_limit(&uri)?;
+    Ok(answer(StatusCode::OK, &app.explanations.latest(limit, &app.fleet)))
+}
+
+async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> std::result::Result<Response, Refusal> {
     match app.explanations.find(&id, &app.fleet) {
         Some(told) => Ok(answer(StatusCode::OK, &told)),
         None => {

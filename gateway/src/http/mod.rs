@@ -16,6 +16,7 @@ mod intake;
 mod leases;
 mod messages;
 mod models;
+mod page;
 pub(crate) mod relay;
 mod responses;
 mod score;
@@ -79,8 +80,11 @@ fn clients() -> Router<Arc<App>> {
 /// The routes of clients and of probes, and those of operators where they have no listener of their own.
 fn router(app: &Arc<App>, with_operators: bool) -> Router {
     let routes = if with_operators { clients().merge(operators()) } else { clients() };
+    let keyed = Keys::of(&app.options).required();
+    let place = page::Place { clients: true, operators: with_operators, keyed };
     routes
         .merge(admin::probes())
+        .merge(page::routes(app, place))
         .method_not_allowed_fallback(wrong_method)
         .fallback(relay::fallback)
         .with_state(Arc::clone(app))
@@ -101,7 +105,9 @@ pub fn service(app: &Arc<App>) -> Gate<Middleware<Router>> {
 
 /// What the operators' port serves: their routes and probes, behind a gate of its own.
 pub fn admin_service(app: &Arc<App>) -> Gate<Router> {
-    let routes = operators().merge(admin::probes());
+    let keyed = Keys::of_admin(&app.options).required();
+    let place = page::Place { clients: false, operators: true, keyed };
+    let routes = operators().merge(admin::probes()).merge(page::routes(app, place));
     let router = routes.method_not_allowed_fallback(wrong_method).fallback(unknown_path);
     let surface = Surface { host: app.options.admin_host.clone(), operators: true };
     let keys = Keys::of_admin(&app.options).and(app.key_file.clone());
