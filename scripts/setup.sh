@@ -35,6 +35,12 @@ if [ "$what" = dev ] && ! command -v etcd >/dev/null; then
   (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends etcd-server) >/dev/null 2>&1 \
     || say "no etcd (apt-get install etcd-server): tests against a real Kubernetes API server are skipped"
 fi
+# The page's tests run in it; without it they are skipped in words.
+if [ "$what" = dev ] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
+  say "installing chromium"
+  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1 || true
+fi
+[ "$what" != dev ] || command -v chromium >/dev/null || say "no chromium (apt-get install chromium): the gateway's page is not tested in a browser"
 command -v python3 >/dev/null || fail "python3 is missing; install Python 3.11 or newer"
 command -v cargo >/dev/null || fail "cargo is missing; install Rust 1.95 (rustup toolchain install 1.95.0)"
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "python3 is $(python3 -V); 3.11 or newer is needed"

@@ -22,6 +22,7 @@ mod health;
 mod kept;
 mod kit;
 mod limits;
+mod page;
 mod process;
 mod reasoned;
 mod reference;

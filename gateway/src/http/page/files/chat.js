@@ -93,7 +93,7 @@ async function answer(fields) {
   running = new AbortController();
   const sentences = new Sentences();
   say(byId("spoken"), "");
-  draw();
+  draw(true);
   try {
     await fetchInto(turn, { ...fields, messages }, () => {
       drawSoon();
@@ -154,11 +154,12 @@ function drawSoon() {
   frame ||= requestAnimationFrame(() => draw());
 }
 
-function draw() {
+/** Draws the branch that ends at the tip, and follows its end if it was in view, or if it shall be. */
+function draw(follow) {
   cancelAnimationFrame(frame);
   frame = 0;
   const box = byId("turns-box");
-  const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
+  const atEnd = follow || box.scrollHeight - box.scrollTop - box.clientHeight < 80;
   const turns = talk.path();
   keyed(byId("turns"), turns, (turn) => turn.id, create, update);
   put(byId("view-chat"), "data-empty", turns.length === 0 ? "" : null);
@@ -215,7 +216,7 @@ function bodyOf(turn) {
 /** Where several branches begin, buttons to go from one to the next. */
 function ways(place, turn) {
   const all = talk.siblings(turn);
-  const text = `${all.indexOf(turn.id)}/${all.length}`;
+  const text = `${all.indexOf(turn.id)}/${all.length}/${running !== null}`;
   if (place.dataset.text === text) return;
   place.dataset.text = text;
   if (all.length < 2) return place.replaceChildren();

@@ -130,7 +130,7 @@ function update(element, worker) {
   say(state, word);
   say(element.querySelector(".url"), worker.url);
   const reason = worker.ready ? worker.report.error?.message : worker.reason;
-  say(element.querySelector(".reason"), reason || (worker.health && worker.health !== "healthy" ? `health: ${worker.health}` : ""));
+  say(element.querySelector(".reason"), reason || (worker.health && worker.health !== "well" ? `health: ${worker.health}` : ""));
   pages(element, worker.report.cache);
   facts(element, worker);
   const drain = element.querySelector(".drain");

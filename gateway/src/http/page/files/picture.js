@@ -3,6 +3,11 @@
 import { count, keyed, plural, put, s, say, span } from "./dom.js";
 import { heatOf, layout, thicknessOf } from "./layout.js";
 
+/** Signs of what holds a node, 10 pixels high around their middle. */
+export const SIGNS = {
+  lock: "M0 -1h8v6h-8zM1.5 -1v-1.5a2.5 2.5 0 0 1 5 0v1.5h-1.2v-1.4a1.3 1.3 0 0 0 -2.6 0v1.4z",
+  flag: "M0 -5h1.4v1h6.6l-2 2.5 2 2.5h-6.6v4h-1.4z",
+};
 const HEAT = ["cold", "cool", "mild", "warm", "hot"];
 
 /** A node in words. */
@@ -52,14 +57,14 @@ export class Picture {
   #create(spot) {
     const id = spot.node.node;
     const group = s("g", { role: "treeitem", class: "node" },
-      s("rect", { class: "ring", rx: 8 }), s("rect", { class: "line" }), s("text", { class: "size" }), s("text", { class: "marks" }), s("title"));
+      s("rect", { class: "ring", rx: 8 }), s("rect", { class: "line" }), s("text", { class: "size" }), s("path", { class: "mark", d: SIGNS.lock }), s("path", { class: "mark", d: SIGNS.flag }), s("title"));
     group.addEventListener("click", () => this.#choose(id, true));
     group.addEventListener("focus", () => this.#choose(id, false));
     return group;
   }
 
   #update(group, { node, x, y, width, level, place, among }) {
-    const [ring, line, size, marks, title] = group.children;
+    const [ring, line, size, lock, flag, title] = group.children;
     const thick = thicknessOf(node.hits);
     const held = node.locks > 0 ? " held" : "";
     put(group, "class", `node ${HEAT[heatOf(node.age_ms)]}${held}${node.tier === "host" ? " host" : ""}`);
@@ -76,9 +81,11 @@ export class Picture {
     put(size, "x", 2);
     put(size, "y", -thick / 2 - 4);
     say(size, count(node.tokens));
-    put(marks, "x", width + 3);
-    put(marks, "y", 4);
-    say(marks, `${node.locks ? "🔒" : ""}${node.leases ? "⚑" : ""}`);
+    // Above the end of the line, where no branch goes.
+    put(lock, "transform", `translate(${(width - 8).toFixed(1)} ${-thick / 2 - 9})`);
+    put(flag, "transform", `translate(${(width - 20).toFixed(1)} ${-thick / 2 - 9})`);
+    put(lock, "display", node.locks ? null : "none");
+    put(flag, "display", node.leases ? null : "none");
     say(title, describe(node));
   }
 

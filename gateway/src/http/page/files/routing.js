@@ -101,7 +101,7 @@ export function decision(choice) {
   const left = choice.left_out?.length ? h("p", { class: "dim" }, `Left out: ${choice.left_out.join(", ")}.`) : null;
   const rest = choice.candidates_in_all - choice.candidates.length;
   return h("div", { class: "decision" },
-    h("p", null, h("span", { class: "chip" }, choice.policy), ` ${choice.reason}.`),
+    h("p", null, choice.reason.startsWith(choice.policy) ? null : h("span", { class: "chip" }, choice.policy), ` ${choice.reason}.`),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Candidates" },
       h("table", null,
         h("thead", null, h("tr", null, ["Worker", "Cached", "To compute", "Queued", "Running", "KV", "Cost"].map((name) => h("th", { scope: "col" }, name)))),

@@ -79,7 +79,7 @@ export class History {
   #lines(visit) {
     const lines = new Map();
     this.shots.forEach((shot, at) => visit(lines, shot, at));
-    return [...lines.values()];
+    return [...lines.values()].sort((a, b) => a.name.localeCompare(b.name));
   }
 
   #pairs(visit) {

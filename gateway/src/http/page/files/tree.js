@@ -1,8 +1,8 @@
 // The cache of each engine: its radix tree as a picture, the chosen node in words, and all nodes as a table.
 
 import { call } from "./api.js";
-import { byId, count, fact, h, keyed, percent, plural, put, say, span, tell } from "./dom.js";
-import { Picture, describe } from "./picture.js";
+import { byId, count, fact, h, keyed, percent, plural, put, s, say, span, tell } from "./dom.js";
+import { Picture, SIGNS, describe } from "./picture.js";
 
 export const period = 1500;
 
@@ -37,7 +37,9 @@ function legend() {
   return h("p", { class: "legend dim" },
     "Longer: more tokens (by logarithm). Thicker: more hits. Last use: ",
     [["hot", "10 s"], ["warm", "1 min"], ["mild", "10 min"], ["cool", "1 h"], ["cold", "longer ago"]].map(([name, words]) => h("span", { class: "key" }, sign(name), words)),
-    h("span", { class: "key" }, "🔒 locked by a request or lease"), h("span", { class: "key" }, "⚑ leased"), h("span", { class: "key" }, sign("host"), "in host memory"));
+    [["lock", "locked by a request or lease"], ["flag", "leased"]].map(([name, words]) =>
+      h("span", { class: "key" }, s("svg", { class: "mark", width: 10, height: 12, viewBox: "-1 -6 10 12", "aria-hidden": "true" }, s("path", { d: SIGNS[name] })), words)),
+    h("span", { class: "key" }, sign("host"), "in host memory"));
 }
 
 /** Asks for the trees. */
