@@ -21,7 +21,11 @@ async fn the_page_and_its_files_come_with_their_kind_a_tag_and_a_strict_policy()
         assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}");
         let tag = answer.header("etag").expect("a tag").to_owned();
         let again = gateway.call("GET", path, &[("if-none-match", &format!("\"x\", W/{tag}"))], "").await;
-        assert_eq!((again.status, again.body.len(), again.header("etag")), (304, 0, Some(tag.as_str())), "{path}");
+        assert_eq!(
+            (again.status, again.body.len(), again.header("etag")),
+            (304, 0, Some(tag.as_str())),
+            "{path}"
+        );
         assert_eq!(gateway.call("GET", path, &[("if-none-match", "\"x\"")], "").await.status, 200, "{path}");
         let refused = gateway.post(path, "{}").await;
         assert_eq!((refused.status, refused.header("allow")), (405, Some("GET,HEAD")), "{path}");
@@ -33,7 +37,11 @@ async fn what_is_no_file_of_the_page_is_not_found() {
     let gateway = Gateway::start_cold(&[], &[]).await;
     for path in ["/page/none.js", "/page/index.html", "/page/..%2fmod.rs", "/page/", "/page/a/b"] {
         let answer = gateway.get(path).await;
-        assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (404, Some("not_found")), "{path}");
+        assert_eq!(
+            (answer.status, answer.json()["error"]["code"].as_str()),
+            (404, Some("not_found")),
+            "{path}"
+        );
     }
 }
 
@@ -91,14 +99,21 @@ async fn each_port_tells_the_page_what_it_serves() {
     let gateway = Gateway::start_cold(&[("admin_port", "0")], &[]).await;
     let public = gateway.get("/page/about").await.json();
     let apart = gateway.operate("GET", "/page/about", &[], "").await.json();
-    assert_eq!((&public["clients"], &public["operators"], &public["may_read"]), (&true.into(), &false.into(), &false.into()));
-    assert_eq!((&apart["clients"], &apart["operators"], &apart["may_operate"]), (&false.into(), &true.into(), &true.into()));
+    assert_eq!(
+        (&public["clients"], &public["operators"], &public["may_read"]),
+        (&true.into(), &false.into(), &false.into())
+    );
+    assert_eq!(
+        (&apart["clients"], &apart["operators"], &apart["may_operate"]),
+        (&false.into(), &true.into(), &true.into())
+    );
     assert_eq!(gateway.operate("GET", "/", &[], "").await.status, 200);
 }
 
 #[tokio::test]
 async fn the_latest_choices_are_listed_last_first_for_operators_alone() {
-    let worker = ScriptedWorker::start(|_| vec![Step::Send(response(200, &[], b"{}"))]).await.expect("a free port");
+    let worker =
+        ScriptedWorker::start(|_| vec![Step::Send(response(200, &[], b"{}"))]).await.expect("a free port");
     let gateway = Gateway::start(&[("api_key", "boss"), ("user_api_key", "user")], &[worker.url()]).await;
     for name in ["one", "two", "three"] {
         let sent = [("x-api-key", "user"), ("x-request-id", name)];
@@ -107,11 +122,16 @@ async fn the_latest_choices_are_listed_last_first_for_operators_alone() {
     let boss = [("x-api-key", "boss")];
     let listed = gateway.call("GET", "/explain?limit=2", &boss, "").await.json();
     let choices = listed["choices"].as_array().expect("choices").clone();
-    let names: Vec<_> = choices.iter().map(|choice| choice["tag"].as_str().or(choice["request"].as_str())).collect();
+    let names: Vec<_> =
+        choices.iter().map(|choice| choice["tag"].as_str().or(choice["request"].as_str())).collect();
     assert_eq!(names, [Some("three"), Some("two")]);
     assert!(choices.iter().all(|choice| choice["age_ms"].as_u64().is_some_and(|age| age < 60_000)));
     assert_eq!(choices[0]["reason"], "it was the only worker that could take the request");
-    for (query, words) in [("limit=0", "limit is 0; give 1 to 500"), ("limit=501", "limit is 501"), ("last=3", "unknown field `last`")] {
+    for (query, words) in [
+        ("limit=0", "limit is 0; give 1 to 500"),
+        ("limit=501", "limit is 501"),
+        ("last=3", "unknown field `last`"),
+    ] {
         let refused = gateway.call("GET", &format!("/explain?{query}"), &boss, "").await;
         let message = refused.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
         assert!(refused.status == 400 && message.contains(words), "{query}: {message}");

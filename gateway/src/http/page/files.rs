@@ -86,7 +86,8 @@ mod tests {
 
     #[test]
     fn everything_that_is_named_is_served_and_everything_served_is_named() {
-        let mut named: Vec<&str> = [quoted(text(&INDEX), "src=\"page/"), quoted(text(&INDEX), "href=\"page/")].concat();
+        let mut named: Vec<&str> =
+            [quoted(text(&INDEX), "src=\"page/"), quoted(text(&INDEX), "href=\"page/")].concat();
         for file in FILES.iter().filter(|file| file.kind == SCRIPT) {
             named.extend(quoted(text(file), "from \"./"));
         }
@@ -101,11 +102,15 @@ mod tests {
     #[test]
     fn the_markup_has_nothing_that_the_policy_would_stop() {
         let markup = text(&INDEX);
-        for inline in [" style=", " onclick=", " onload=", "javascript:", "<style", "<script>", "http://", "https://"] {
+        for inline in
+            [" style=", " onclick=", " onload=", "javascript:", "<style", "<script>", "http://", "https://"]
+        {
             assert!(!markup.contains(inline), "{inline}");
         }
         for file in FILES.iter().filter(|file| file.kind == SCRIPT) {
-            for sink in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "localStorage"] {
+            for sink in
+                ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "localStorage"]
+            {
                 assert!(!text(file).contains(sink), "{}: {sink}", file.name);
             }
         }

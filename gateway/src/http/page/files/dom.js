@@ -38,20 +38,18 @@ export function put(element, name, value) {
  */
 export function keyed(container, items, keyOf, create, update) {
   const known = new Map([...container.children].map((child) => [child.dataset.key, child]));
+  const keys = new Set(items.map((item) => String(keyOf(item))));
+  // First what is gone: what stays would have to be moved past it, and loses its focus by that.
+  for (const [key, child] of known) if (!keys.has(key)) child.remove();
   let at = container.firstElementChild;
   for (const item of items) {
     const key = String(keyOf(item));
-    let element = known.get(key);
-    if (element) known.delete(key);
-    else {
-      element = create(item);
-      element.dataset.key = key;
-    }
+    const element = known.get(key) ?? create(item);
+    element.dataset.key = key;
     if (element === at) at = at.nextElementSibling;
     else container.insertBefore(element, at);
     update(element, item);
   }
-  for (const gone of known.values()) gone.remove();
 }
 
 const whole = new Intl.NumberFormat("en");
@@ -96,6 +94,26 @@ export function tell(place, error) {
   const text = [error.message, error.hint].filter(Boolean).join(" ");
   if (place.textContent === text) return;
   place.replaceChildren(h("p", { class: "notice bad" }, h("strong", null, error.message), error.hint ? ` ${error.hint}` : ""));
+}
+
+/** The faults of a view: that of the last action stays until the next one, that of a poll until the next poll. */
+export class Faults {
+  #acted = null;
+  #polled = null;
+
+  constructor(place) {
+    this.place = place;
+  }
+
+  acted(error) {
+    this.#acted = error;
+    tell(this.place, this.#acted ?? this.#polled);
+  }
+
+  polled(error) {
+    this.#polled = error;
+    tell(this.place, this.#acted ?? this.#polled);
+  }
 }
 
 /** Asks before something that can't be taken back. Resolves to true or false; focus returns to where it was. */

@@ -1,12 +1,12 @@
 // The fleet: each worker with its health, load and KV use; operators add, drain and remove workers and flush caches.
 
 import { call } from "./api.js";
-import { ask, byId, count, fact, field, h, keyed, percent, plural, put, say, span, tell } from "./dom.js";
+import { Faults, ask, byId, count, fact, field, h, keyed, percent, plural, put, say, span } from "./dom.js";
 
 export const period = 1500;
 
 const view = () => byId("view-fleet");
-const fault = () => view().querySelector(".fault");
+const faults = new Faults(view().querySelector(".fault"));
 let may = false;
 
 /** Makes the tools, the totals and the cards' place. */
@@ -44,11 +44,11 @@ function adding() {
 async function change(words, act) {
   try {
     await act();
-    tell(fault(), null);
+    faults.acted(null);
     say(byId("fleet-said"), words);
-    await poll(true);
+    await poll();
   } catch (error) {
-    tell(fault(), error);
+    faults.acted(error);
   }
 }
 
@@ -58,19 +58,19 @@ async function flush() {
 }
 
 /** Asks for workers and their reports. */
-export async function poll(keepsFault) {
+export async function poll() {
   try {
     const [{ workers }, info] = await Promise.all([call("workers"), call("server_info")]);
     const reports = new Map(info.workers.map((report) => [report.id, report]));
     const shown = workers.map((worker) => ({ ...worker, report: reports.get(worker.id) ?? {} }));
-    if (!keepsFault) tell(fault(), null);
+    faults.polled(null);
     totals(shown, info);
     byId("fleet-empty").hidden = shown.length > 0;
     announce(shown);
     keyed(byId("workers"), shown, (worker) => worker.id, create, update);
     allow(may);
   } catch (error) {
-    tell(fault(), error);
+    faults.polled(error);
   }
 }
 

@@ -1,12 +1,12 @@
 // WebAssembly middleware: what is loaded, and for operators an upload, dry runs, settings and removal.
 
 import { call } from "./api.js";
-import { ask, byId, count, fact, field, h, keyed, put, readJson, say, tell } from "./dom.js";
+import { Faults, ask, byId, count, fact, field, h, keyed, put, readJson, say } from "./dom.js";
 
 export const period = 4000;
 
 const view = () => byId("view-modules");
-const fault = () => view().querySelector(".fault");
+const faults = new Faults(view().querySelector(".fault"));
 let may = false;
 
 /** Makes the list and the form of uploads. */
@@ -30,29 +30,29 @@ export function allow(value) {
 }
 
 /** Asks for the modules. */
-export async function poll(keepsFault) {
+export async function poll() {
   try {
     const { modules, runtime } = await call("wasm");
-    if (!keepsFault) tell(fault(), null);
+    faults.polled(null);
     say(byId("modules-none"), modules.length > 0 ? "" : runtime ? "No module is loaded: requests pass as they are." : "This router was built without the runtime that modules need; see docs/middleware.md.");
     keyed(byId("modules"), modules, (module) => module.uuid, create, update);
     allow(may);
   } catch (error) {
-    tell(fault(), error);
+    faults.polled(error);
   }
 }
 
 async function change(words, act) {
   try {
     await act();
-    tell(fault(), null);
+    faults.acted(null);
     say(byId("modules-said"), words);
     byId("modules-said").hidden = false;
-    await poll(true);
+    await poll();
     return true;
   } catch (error) {
     byId("modules-said").hidden = true;
-    tell(fault(), error);
+    faults.acted(error);
     return false;
   }
 }
@@ -74,7 +74,7 @@ function upload() {
     } catch (error) {
       settings.setAttribute("aria-invalid", "true");
       settings.focus();
-      return tell(fault(), error);
+      return faults.acted(error);
     }
     const name = byId("up-name").value.trim();
     const body = new FormData();
@@ -152,14 +152,14 @@ async function tryOut(uuid, sample, output) {
   sample.removeAttribute("aria-invalid");
   try {
     const told = await call(`wasm/${uuid}/dry-run`, { method: "POST", json: readJson(sample.value, "Sample") });
-    tell(fault(), null);
+    faults.acted(null);
     output.hidden = false;
     say(output, JSON.stringify(told, null, 2));
   } catch (error) {
     output.hidden = true;
     sample.setAttribute("aria-invalid", "true");
     sample.focus();
-    tell(fault(), error);
+    faults.acted(error);
   }
 }
 
@@ -169,6 +169,6 @@ async function logs(uuid, place) {
     const text = lines.map((line) => `${new Date(line.at_ms).toLocaleTimeString()} ${line.level} ${line.message}`).join("\n");
     say(place.querySelector("pre"), text || "Nothing was logged.");
   } catch (error) {
-    tell(fault(), error);
+    faults.acted(error);
   }
 }

@@ -1,11 +1,11 @@
 // Routing decisions: the latest ones, and any request's by its id, each with its candidates and the reason.
 
 import { call } from "./api.js";
-import { byId, compact, count, h, keyed, percent, put, say, span, tell } from "./dom.js";
+import { Faults, byId, compact, count, h, keyed, percent, put, say, span } from "./dom.js";
 
 export const period = 2500;
 
-const view = () => byId("view-routing");
+const faults = new Faults(byId("view-routing").querySelector(".fault"));
 let paused = false;
 
 /** Makes the tools and the list. */
@@ -35,12 +35,12 @@ export async function poll() {
   if (paused) return;
   try {
     const { choices } = await call("explain?limit=60");
-    tell(view().querySelector(".fault"), null);
+    faults.polled(null);
     const numbered = number(choices);
     keyed(byId("routing-list"), numbered, (choice) => choice.key, create, update);
     byId("routing-empty").hidden = choices.length > 0;
   } catch (error) {
-    tell(view().querySelector(".fault"), error);
+    faults.polled(error);
   }
 }
 
@@ -74,15 +74,15 @@ const cachedOf = (choice) => choice.candidates.find((candidate) => candidate.cho
 
 async function explain(id) {
   const place = byId("routing-found");
+  faults.acted(null);
   if (id === "") return place.replaceChildren();
   try {
     const { choices } = await call(`explain/${encodeURIComponent(id)}`);
-    tell(view().querySelector(".fault"), null);
     const shown = choices.map((choice, at) => [h("h4", null, choices.length > 1 ? `Try ${at + 1}: ${choice.chosen}` : `Went to ${choice.chosen}`), decision(choice)]);
     place.replaceChildren(h("section", { class: "card found" }, h("h3", null, `Request ${id}`), shown.flat()));
   } catch (error) {
     place.replaceChildren();
-    tell(view().querySelector(".fault"), error);
+    faults.acted(error);
   }
 }
 

@@ -1,12 +1,12 @@
 // The cache of each engine: its radix tree as a picture, the chosen node in words, and all nodes as a table.
 
 import { call } from "./api.js";
-import { byId, count, fact, h, keyed, percent, plural, put, s, say, span, tell } from "./dom.js";
+import { Faults, byId, count, fact, h, keyed, percent, plural, put, s, say, span } from "./dom.js";
 import { Picture, SIGNS, describe } from "./picture.js";
 
 export const period = 1500;
 
-const view = () => byId("view-tree");
+const faults = new Faults(byId("view-tree").querySelector(".fault"));
 let [limit, text, live] = [200, false, true];
 
 /** Makes the tools and the legend. */
@@ -29,6 +29,7 @@ export function start() {
 
 function set(change) {
   change();
+  faults.acted(null);
   poll(true);
 }
 
@@ -45,15 +46,15 @@ function legend() {
 /** Asks for the trees. */
 export async function poll(asked) {
   if (!live && !asked) return;
-  const place = view().querySelector(".fault");
   try {
     const { workers } = await call(`cache/tree?limit=${limit}${text ? "&text=true" : ""}`);
-    tell(place, null);
+    faults.polled(null);
     keyed(byId("trees"), workers, (worker) => worker.id, create, update);
   } catch (error) {
-    tell(place, error);
     // The text of others' prompts is an administrator's alone; the rest may be there all the same.
-    if (error.status === 403 && text) text = byId("tree-text").checked = false;
+    if (error.status !== 403 || !text) return faults.polled(error);
+    text = byId("tree-text").checked = false;
+    faults.acted(error);
   }
 }
 
