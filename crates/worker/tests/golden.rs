@@ -49,6 +49,7 @@ fn a_generate_request_has_its_golden_bytes() {
             cache_salt: Some(String::new()),
             extra_key: Some("key".into()),
             adapter: None,
+            adapter_digest: None,
         }),
         deadline_ms: Some(60_000),
         traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into(),
