@@ -65,6 +65,8 @@ build_rust() {
   wait $job || status=$?
   [ $status = 0 ] || { tail -n 30 "$log" >&2; return 1; }
   [ ${#features[@]} = 0 ] || touch target/release/.whole-router
+  # The tests build wheels, for which cargo wants the sources of every platform's crates: later, there may be no network.
+  [ "$what" != dev ] || cargo fetch -q --locked || return 1
 }
 stamp() { printf '%s/%s-%s' "$stamps" "$1" "$(sha256sum "$2" | cut -c1-16)"; }
 install_list() { # list, words, further uv flags…
