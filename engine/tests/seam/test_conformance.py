@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
 import pytest
@@ -14,14 +15,23 @@ from branchline.testing import SUITES, cache, checks, conformance, guesses, opti
 
 extensions.load([], {})
 NEEDS_MODEL = {("speculative_algorithms", "draft")}  # a second model, which the e2e tests give it
+NEEDS_PACKAGE = {("attention_backends", "flashinfer"): "flashinfer"}
 OURS = [
     (one.kind, entry.name)
     for one in registry.all_registries()
     for entry in one.entries()
     if entry.origin.builtin and (one.kind, entry.name) not in NEEDS_MODEL
 ]
+
+
+def absent(kind: str, name: str) -> pytest.MarkDecorator:
+    package = NEEDS_PACKAGE.get((kind, name), "")
+    missing = bool(package) and importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed: {name} is not tried")
+
+
 EACH = [
-    pytest.param(check, id=f"{kind}-{name}-{title}")
+    pytest.param(check, id=f"{kind}-{name}-{title}", marks=absent(kind, name))
     for kind, name in OURS
     for title, check in checks(kind, name).items()
 ]
