@@ -150,6 +150,8 @@ class RouterOptions(TypedDict, total=False):
     """Port of that listener; off without it. /metrics is with the operators' routes in any case."""
     otlp_endpoint: str
     """OTLP collector that gets a span a request over HTTP, such as http://127.0.0.1:4318; off without it."""
+    page: bool
+    """Whether a page for chat and for operators is served at `/`; see docs/page.md. Default: true."""
     log_level: str
     """Least level logged. Default: info."""
     log_json: bool
