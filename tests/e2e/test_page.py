@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from .stack import Gateway, Stack
+from .stack import Gateway, Stack, wait_until
 from .test_wasm import NOOP, built
 from .tiny import TinyModels
 
@@ -49,6 +49,7 @@ def stack(tiny: TinyModels) -> Iterator[Stack]:
     """Two engines; there is an administrator's key, so that the page is read-only without it."""
     model = str(tiny.llama("plain"))
     stack = Stack("--max-total-tokens", "4096", model=model, engines=2, gateway_flags=("--admin-api-key", KEY))
+    wait_until(lambda: all(one["ready"] for one in stack.client.get("/workers").json()["workers"]), 60, "two workers")
     yield stack
     stack.close()
 
